@@ -1,0 +1,45 @@
+"""attnx: one attention API with a written meaning, on whatever backend you choose at run time.
+
+>>> import numpy as np, attnx
+>>> q = np.ones((1, 8, 16, 64), np.float32)
+>>> attnx.attention(q, q, q, causal=True).shape
+(1, 8, 16, 64)
+"""
+
+from __future__ import annotations
+
+from attnx import errors, masks
+from attnx._api import attention, attention_vjp, attention_weights, explain, merge, plan
+from attnx._choice import set_default_backend, use_backend
+from attnx._report import backends, doctor, get_backend, register, unregister
+from attnx.masks import Causal, Dense, Lengths, Predicate, Prefix, Segments, Starts, Window
+from attnx.plugin import Gradients
+
+__all__ = [
+    "Causal",
+    "Dense",
+    "Gradients",
+    "Lengths",
+    "Predicate",
+    "Prefix",
+    "Segments",
+    "Starts",
+    "Window",
+    "attention",
+    "attention_vjp",
+    "attention_weights",
+    "backends",
+    "doctor",
+    "errors",
+    "explain",
+    "get_backend",
+    "masks",
+    "merge",
+    "plan",
+    "register",
+    "set_default_backend",
+    "unregister",
+    "use_backend",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,259 @@
+"""One call of attention as a record: what was asked, checked and brought to one shape.
+
+`prepare` turns the arguments of the API into arrays of four axes and a frozen `Call`, or raises
+before anything is computed (S8.1). A backend therefore never sees a layout, a rank or an unchecked
+value. What a plan may depend on stands apart, in `CallClass`: a plan made for one call may serve
+every other call of its class, and no others.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from attnx import _checks
+from attnx.masks import And, Causal, Mask
+
+if TYPE_CHECKING:
+    from attnx._lane import Lane
+
+__all__ = ["Call", "CallClass", "Dims", "Options", "Prepared", "prepare"]
+
+
+class CallClass(NamedTuple):
+    """Exactly what a plan may depend on; it is the key under which a plan is kept.
+
+    Attributes:
+        framework: the caller's framework (its lane's name).
+        device: the arrays' device.
+        dtype: of q, k and v.
+        D: head size of q and k.
+        Dv: head size of v.
+        grouped: whether Hq != Hk.
+        square: whether Lq == Lk.
+        layout: `"bhsd"` or `"bshd"`.
+        mask: the mask's structure, `causal` folded in and alignments resolved; None without one.
+        scale_sign: -1, 0 or 1; None for the default scale, which is positive.
+        softcap: whether it is given.
+        bias: (dtype, which axes are full) of the bias, or None.
+        sinks: dtype of the sinks, or None.
+        dropout: whether it is given.
+        need_lse: whether the caller needs lse.
+        assume_finite: S4.4.
+        gradient: `None`, `"framework"` (recorded by the framework) or `"vjp"` (attention_vjp).
+        traced: whether a transform of the framework is looking.
+    """
+
+    framework: str
+    device: str
+    dtype: str
+    D: int
+    Dv: int
+    grouped: bool
+    square: bool
+    layout: str = "bhsd"
+    mask: str | None = None
+    scale_sign: int | None = None
+    softcap: bool = False
+    bias: tuple[str, tuple[bool, ...]] | None = None
+    sinks: str | None = None
+    dropout: bool = False
+    need_lse: bool = False
+    assume_finite: bool = False
+    gradient: str | None = None
+    traced: bool = False
+
+
+class Call(NamedTuple):
+    """One call, as a backend gets it beside q, k and v of shape (B, H, L, D).
+
+    Attributes:
+        cls: the call's class.
+        B: batch entries, flattened.
+        Hq: query heads.
+        Hk: key/value heads.
+        Lq: queries.
+        Lk: keys.
+        D: head size of q and k.
+        Dv: head size of v.
+        scale: the factor of S2, a finite Python float.
+        softcap: positive and finite, or None.
+        mask: a canonical mask with `causal` folded in, or None (see `attnx.tiling.visible`).
+        bias: (1 or B, 1 or Hq, 1 or Lq, 1 or Lk), or None.
+        sinks: (Hq,), or None.
+    """
+
+    cls: CallClass
+    B: int
+    Hq: int
+    Hk: int
+    Lq: int
+    Lk: int
+    D: int
+    Dv: int
+    scale: float
+    softcap: float | None = None
+    mask: Mask | None = None
+    bias: Any = None
+    sinks: Any = None
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of q, k and v, such as `"float32"`."""
+        return self.cls.dtype
+
+    @property
+    def need_lse(self) -> bool:
+        """Whether lse is part of the answer."""
+        return self.cls.need_lse
+
+    @property
+    def assume_finite(self) -> bool:
+        """Whether the caller vouches that nothing unseen is NaN or inf (S4.4)."""
+        return self.cls.assume_finite
+
+
+class Options(NamedTuple):
+    """The keyword arguments of the API, as given."""
+
+    mask: Any = None
+    causal: Any = False
+    bias: Any = None
+    scale: Any = None
+    softcap: Any = None
+    sinks: Any = None
+    dropout: Any = None
+    layout: str = "bhsd"
+    return_lse: bool = False
+    assume_finite: bool = False
+
+
+class Dims(NamedTuple):
+    """The sizes of a call and the caller's own batch axes."""
+
+    batch: tuple[int, ...]
+    rank: int
+    layout: str
+    B: int
+    Hq: int
+    Hk: int
+    Lq: int
+    Lk: int
+    D: int
+    Dv: int
+
+    @property
+    def plain(self) -> bool:
+        """Whether the caller's arrays already have the backend's shape."""
+        return self.rank == 4 and self.layout == "bhsd"
+
+    def inward(self, xp: Any, array: Any) -> Any:
+        """The caller's (*B, H, L, D), in its layout, as (B, H, L, D)."""
+        if self.plain:
+            return array
+        if self.layout == "bshd" and self.rank > 2:
+            axes = list(range(self.rank))
+            axes[-3], axes[-2] = axes[-2], axes[-3]
+            array = xp.permute_dims(array, tuple(axes))
+        if self.rank == 4:
+            return array
+        H = array.shape[-3] if self.rank > 2 else 1
+        return xp.reshape(array, (self.B, H, *array.shape[-2:]))
+
+    def inward_rows(self, xp: Any, array: Any) -> Any:
+        """`inward` for a cotangent: like out, or like lse, which has no last axis."""
+        if self.plain:
+            return array
+        if array.ndim == self.rank:
+            return self.inward(xp, array)
+        return self.inward(xp, array[..., None])[..., 0]
+
+    def outward(self, xp: Any, array: Any) -> Any:
+        """A backend's (B, H, L, …) as the caller's, for out and gradients; lse has no last axis."""
+        if array is None or self.plain:
+            return array
+        if self.rank != 4:
+            rest = tuple(array.shape[1:])
+            array = xp.reshape(array, rest[1:] if self.rank == 2 else (*self.batch, *rest))
+        if self.layout == "bshd" and self.rank > 2:
+            axes = list(range(array.ndim))
+            first = len(self.batch)
+            axes[first], axes[first + 1] = axes[first + 1], axes[first]
+            array = xp.permute_dims(array, tuple(axes))
+        return array
+
+
+class Prepared(NamedTuple):
+    """A checked call: the arrays for the backend, its record, and the way back."""
+
+    q: Any
+    k: Any
+    v: Any
+    call: Call
+    dims: Dims
+
+
+def prepare(
+    lane: Lane, q: Any, k: Any, v: Any, options: Options, *, gradient: str | None = None
+) -> Prepared:
+    """Check a call and bring it to four axes.
+
+    Args:
+        lane: the lane of q's framework.
+        q: queries, (*B, Hq, Lq, D) in the caller's layout.
+        k: keys, (*B, Hk, Lk, D).
+        v: values, (*B, Hk, Lk, Dv).
+        options: the keyword arguments.
+        gradient: `"vjp"` when a pullback will be asked for; else the lane is asked.
+
+    Raises:
+        ArgumentError: wrong shapes, lengths or values (S8.1).
+        ArgumentTypeError: wrong types or dtypes, or several frameworks.
+    """
+    _checks.check_frameworks(lane, q, k, v, options)
+    dims = Dims(*_checks.check_shapes(q, k, v, options.layout))
+    dtype = _checks.check_dtypes(lane, q, k, v)
+    _checks.check_flags(options)
+    scale = _checks.check_scale(options.scale)
+    softcap = _checks.check_softcap(options.softcap)
+    mask = _fold_causal(_checks.check_mask(lane, options.mask, q, dims), options.causal, dims)
+    mask = None if mask is None else _checks.check_positions(mask, dims)
+    bias = _checks.check_bias(lane, options.bias, q, dtype, dims)
+    sinks = _checks.check_sinks(lane, options.sinks, dtype, dims)
+    _checks.check_dropout(options.dropout)
+    if gradient is None and lane.wants_gradient(q, k, v, options.bias, options.sinks):
+        gradient = "framework"
+    cls = CallClass(
+        framework=lane.name,
+        device=lane.device(q),
+        dtype=dtype,
+        D=dims.D,
+        Dv=dims.Dv,
+        grouped=dims.Hq != dims.Hk,
+        square=dims.Lq == dims.Lk,
+        layout=dims.layout,
+        mask=None if mask is None else mask.structure,
+        scale_sign=None if scale is None else (scale > 0) - (scale < 0),
+        softcap=softcap is not None,
+        bias=None if bias is None else (lane.dtype_name(bias), tuple(n != 1 for n in bias.shape)),
+        sinks=None if sinks is None else lane.dtype_name(sinks),
+        dropout=options.dropout is not None,
+        need_lse=bool(options.return_lse) or gradient == "vjp",
+        assume_finite=bool(options.assume_finite),
+        gradient=gradient,
+        traced=lane.traced(q) or lane.traced(k) or lane.traced(v),
+    )
+    xp = lane.xp
+    call = Call(
+        cls, dims.B, dims.Hq, dims.Hk, dims.Lq, dims.Lk, dims.D, dims.Dv,
+        1.0 / math.sqrt(dims.D) if scale is None else scale, softcap, mask, bias, sinks,
+    )  # fmt: skip
+    return Prepared(dims.inward(xp, q), dims.inward(xp, k), dims.inward(xp, v), call, dims)
+
+
+def _fold_causal(mask: Mask | None, causal: Any, dims: Dims) -> Mask | None:
+    """`causal` and `mask` always intersect (S3.1)."""
+    align = _checks.check_causal(causal, dims)
+    if align is None:
+        return mask
+    return Causal(align) if mask is None else And((Causal(align), mask))

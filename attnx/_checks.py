@@ -1,0 +1,413 @@
+"""The checks of S8.1: wrong use is told before anything is computed.
+
+Every message names the argument, what was expected with its axis names, what came, and what to
+write instead. The checks of arrays' contents run only where they can be read without tracing or
+synchronising a device; elsewhere counts are clamped to [0, L], as S8.1 says.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import TYPE_CHECKING, Any
+
+from attnx import masks
+from attnx.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+
+if TYPE_CHECKING:
+    from attnx._call import Dims, Options
+    from attnx._lane import Lane
+    from attnx.masks import Mask
+
+__all__ = [
+    "check_bias",
+    "check_causal",
+    "check_dropout",
+    "check_dtypes",
+    "check_flags",
+    "check_frameworks",
+    "check_mask",
+    "check_positions",
+    "check_scale",
+    "check_shapes",
+    "check_sinks",
+    "check_softcap",
+]
+
+FLOATING = ("float16", "bfloat16", "float32", "float64")
+AXES = {
+    "bhsd": {"q": "(*B, Hq, Lq, D)", "k": "(*B, Hk, Lk, D)", "v": "(*B, Hk, Lk, Dv)"},
+    "bshd": {"q": "(*B, Lq, Hq, D)", "k": "(*B, Lk, Hk, D)", "v": "(*B, Lk, Hk, Dv)"},
+}
+
+
+def check_frameworks(lane: Lane, q: Any, k: Any, v: Any, options: Options) -> None:
+    """q decides the framework; every other array must be of the same one."""
+    arrays = {"q": q, "k": k, "v": v, "bias": options.bias, "sinks": options.sinks}
+    if isinstance(options.mask, masks.Mask):
+        for node, name, leaf in masks.leaves(options.mask):
+            if not isinstance(leaf, (int, tuple)):
+                arrays[f"{type(node).__name__}.{name}"] = leaf
+    else:
+        arrays["mask"] = options.mask
+    for name, array in arrays.items():
+        if array is None and name not in "qkv":
+            continue
+        if isinstance(array, lane.refused_types):
+            raise ArgumentTypeError(
+                f"{name}: {type(array).__name__} has a meaning of its own that attention would "
+                f"drop; convert it to a plain {lane.name} array first"
+            )
+        if not lane.owns(array):
+            _refuse_type(lane, name, array, arrays)
+
+
+def _refuse_type(lane: Lane, name: str, array: Any, arrays: dict[str, Any]) -> None:
+    if name == "mask" and not hasattr(array, "shape"):
+        raise ArgumentTypeError(
+            "mask: expected a boolean array or a mask object of attnx.masks, "
+            f"got {type(array).__name__}"
+        )
+    if not hasattr(array, "shape"):
+        raise ArgumentTypeError(
+            f"{name}: expected a {lane.name} array like q, got {type(array).__name__}"
+        )
+    found = ", ".join(f"{n} is {_type_name(a)}" for n, a in arrays.items() if a is not None)
+    raise ArgumentTypeError(
+        f"{name}: expected an array of q's framework, {lane.name}; arrays of different frameworks "
+        f"came in one call: {found}. Convert {name} to {lane.name} first"
+    )
+
+
+def _type_name(array: Any) -> str:
+    kind = type(array)
+    return f"{kind.__module__.split('.')[0]}.{kind.__name__}"
+
+
+def check_shapes(q: Any, k: Any, v: Any, layout: Any) -> tuple[Any, ...]:
+    """The fields of `Dims`, from three shapes that belong together (S1.1 to S1.3)."""
+    if layout not in AXES:
+        raise ArgumentError(f"layout: expected 'bhsd' or 'bshd', got {layout!r}")
+    shapes = {"q": tuple(q.shape), "k": tuple(k.shape), "v": tuple(v.shape)}
+    rank = len(shapes["q"])
+    for name, shape in shapes.items():
+        if len(shape) < 2 or len(shape) != rank:
+            beside = "" if name == "q" else f" beside q {shapes['q']}"
+            raise ArgumentError(
+                f"{name}: expected {AXES[layout][name]} with as many axes as q, at least 2, "
+                f"got shape {shape}{beside}"
+            )
+    batch: tuple[int, ...] = shapes["q"][:-3]
+    (Hq, Lq, D), (Hk, Lk, Dk), (Hv, Lv, Dv) = (_split(shape, layout) for shape in shapes.values())
+    for name in ("k", "v"):
+        if shapes[name][:-3] != batch:
+            raise ArgumentError(
+                f"{name}: expected the batch axes of q, {batch}, got {shapes[name][:-3]}; "
+                "batch axes are never broadcast, so expand them"
+            )
+    _equal("k", "head size D of q", D, Dk, shapes, layout)
+    _equal("v", "number of keys Lk of k", Lk, Lv, shapes, layout)
+    _equal("v", "number of heads Hk of k", Hk, Hv, shapes, layout)
+    if D < 1 or Dv < 1:
+        name = "q" if D < 1 else "v"
+        raise ArgumentError(
+            f"{name}: expected {AXES[layout][name]} with a head size >= 1, got {shapes[name]}"
+        )
+    if Hk < 1 or Hq < 1 or Hq % Hk:
+        raise ArgumentError(
+            f"q: expected Hq to be a multiple of Hk, both >= 1, got Hq={Hq} and Hk={Hk} from "
+            f"q {shapes['q']} and k {shapes['k']} in layout {layout!r}"
+            + ("; is it the other layout?" if rank > 2 else "")
+        )
+    return batch, rank, layout, math.prod(batch), Hq, Hk, Lq, Lk, D, Dv
+
+
+def _split(shape: tuple[int, ...], layout: str) -> tuple[int, int, int]:
+    if len(shape) == 2:
+        return 1, shape[0], shape[1]
+    H, L, D = shape[-3:]
+    return (H, L, D) if layout == "bhsd" else (L, H, D)
+
+
+def _equal(
+    name: str, what: str, expected: int, got: int, shapes: dict[str, Any], layout: str
+) -> None:
+    if expected != got:
+        raise ArgumentError(
+            f"{name}: expected {AXES[layout][name]} with the {what}, {expected}, got {got} "
+            f"in {shapes[name]} (q is {shapes['q']}, k is {shapes['k']}, layout {layout!r})"
+        )
+
+
+def check_dtypes(lane: Lane, q: Any, k: Any, v: Any) -> str:
+    """One floating dtype for q, k and v (S5.1)."""
+    dtype = lane.dtype_name(q)
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        got = lane.dtype_name(array)
+        if got not in FLOATING:
+            raise ArgumentTypeError(
+                f"{name}: expected one of {', '.join(FLOATING)}, got {got}; nothing is cast "
+                "silently, so convert it first"
+            )
+        if got != dtype:
+            raise ArgumentTypeError(
+                f"{name}: expected the dtype of q, {dtype}, got {got}; q, k and v must have one dtype"
+            )
+    return dtype
+
+
+def check_flags(options: Options) -> None:
+    """return_lse and assume_finite are Python booleans."""
+    for name in ("return_lse", "assume_finite"):
+        value = getattr(options, name)
+        if not isinstance(value, bool):
+            raise ArgumentTypeError(f"{name}: expected True or False, got {value!r}")
+
+
+def check_scale(scale: Any) -> float | None:
+    """A finite real scalar, 0 and negatives included, or None (S1.6, S2)."""
+    if scale is None:
+        return None
+    number = _real("scale", scale)
+    if not math.isfinite(number):
+        raise ArgumentError(f"scale: expected a finite number, got {number}")
+    return number
+
+
+def check_softcap(softcap: Any) -> float | None:
+    """A positive finite real scalar, or None (S1.6, S2)."""
+    if softcap is None:
+        return None
+    number = _real("softcap", softcap)
+    if not (math.isfinite(number) and number > 0):
+        raise ArgumentError(
+            f"softcap: expected a finite number > 0, got {number}; None means no softcap"
+        )
+    return number
+
+
+def _real(name: str, value: Any) -> float:
+    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+        raise ArgumentTypeError(f"{name}: expected a real number, got the boolean {value}")
+    if not isinstance(value, numbers.Real):
+        instead = f"multiply q by it and pass {name}=1.0" if name == "scale" else "pass a float"
+        raise ArgumentTypeError(
+            f"{name}: expected a Python or NumPy scalar, got {_type_name(value)}; {instead}"
+        )
+    return float(value)
+
+
+def check_causal(causal: Any, dims: Dims) -> str | None:
+    """The alignment that `causal=` asks for, or None (S3.5)."""
+    if causal is False:
+        return None
+    if causal is True:
+        if dims.Lq != dims.Lk:
+            _refuse_square("causal=True", dims, "causal='top_left'", "causal='bottom_right'")
+        return "top_left"
+    if isinstance(causal, str) and causal in ("top_left", "bottom_right"):
+        return causal
+    kind = ArgumentError if isinstance(causal, str) else ArgumentTypeError
+    raise kind(f"causal: expected False, True, 'top_left' or 'bottom_right', got {causal!r}")
+
+
+def _refuse_square(what: str, dims: Dims, top_left: str, bottom_right: str) -> None:
+    raise ArgumentError(
+        f"{what}: expected Lq == Lk, got Lq={dims.Lq} and Lk={dims.Lk}; write {top_left} (query i "
+        f"sees keys j <= i) or {bottom_right} (the last query sees all keys)"
+    )
+
+
+def check_positions(mask: Mask, dims: Dims) -> Mask:
+    """Resolve alignments that were left open, and refuse those that have no meaning (S3.5)."""
+    nodes = list(masks.walk(mask))
+    lengths = [node for node in nodes if isinstance(node, masks.Lengths)]
+    if lengths and any(getattr(node, "align", None) == "bottom_right" for node in nodes):
+        chain = mask.parts if isinstance(mask, masks.And) else (mask,)
+        if len(lengths) > 1:
+            raise ArgumentError(
+                f"mask: bottom_right beside {len(lengths)} Lengths has no single meaning; "
+                "give one Lengths, or explicit q_pos and kv_pos"
+            )
+        if not any(part is lengths[0] for part in chain):
+            raise ArgumentError(
+                "mask: bottom_right beside a Lengths under | or ~ has no meaning; put the Lengths "
+                "into the top-level & chain, or give explicit q_pos and kv_pos"
+            )
+    return _resolve(mask, dims)
+
+
+def _resolve(mask: Mask, dims: Dims) -> Mask:
+    if isinstance(mask, (masks.And, masks.Or)):
+        return type(mask)(_resolve(part, dims) for part in mask.parts)
+    if isinstance(mask, masks.Not):
+        return masks.Not(_resolve(mask.part, dims))
+    if not isinstance(mask, (masks.Causal, masks.Window)) or mask.align is not None:
+        return mask
+    name = type(mask).__name__
+    sizes = f"{mask.left}, {mask.right}, " if isinstance(mask, masks.Window) else ""
+    if mask.q_pos is None and dims.Lq != dims.Lk:
+        _refuse_square(
+            f"mask: {mask!r}", dims, f"{name}({sizes}'top_left')", f"{name}({sizes}'bottom_right')"
+        )
+    if mask.q_pos is not None or mask.kv_pos is not None:
+        return mask
+    if isinstance(mask, masks.Window):
+        return masks.Window(mask.left, mask.right, "top_left")
+    return masks.Causal("top_left")
+
+
+def check_mask(lane: Lane, mask: Any, q: Any, dims: Dims) -> Mask | None:
+    """A boolean array or a mask object, its leaves made canonical (S3.2, S3.3, S3.6)."""
+    if mask is None:
+        return None
+    if not isinstance(mask, masks.Mask):
+        return masks.Dense(_boolean(lane, "mask", mask, dims))
+
+    def canonical(node: Mask, field: str, leaf: Any) -> Any:
+        name = f"{type(node).__name__}.{field}"
+        if isinstance(node, masks.Dense):
+            return _boolean(lane, "mask", leaf, dims)
+        length = dims.Lq if field in ("q", "q_pos", "q_ids") else dims.Lk
+        if isinstance(node, (masks.Lengths, masks.Starts, masks.Prefix)):
+            return _counts(lane, name, leaf, q, length, dims)
+        return _positions(lane, name, leaf, q, length, dims)
+
+    return masks.map_leaves(mask, canonical)
+
+
+def _counts(lane: Lane, name: str, leaf: Any, q: Any, length: int, dims: Dims) -> Any:
+    """A count as an int, or as integers of shape (B,), within [0, L]."""
+    what = "Lq" if name == "Lengths.q" else "Lk"
+    if isinstance(leaf, int):
+        if leaf > length:
+            raise ArgumentError(f"{name}: expected at most {what}={length}, got {leaf}")
+        return leaf
+    leaf = _integers(lane, name, leaf, q)
+    if tuple(leaf.shape) not in (dims.batch, ()):
+        raise ArgumentError(
+            f"{name}: expected an integer or integers of shape *B = {dims.batch}, "
+            f"got shape {tuple(leaf.shape)}"
+        )
+    xp = lane.xp
+    if leaf.shape == ():
+        leaf = xp.broadcast_to(leaf, dims.batch)
+    leaf = xp.reshape(leaf, (dims.B,))
+    if not lane.readable(leaf):
+        return xp.clip(leaf, 0, length)
+    if dims.B:
+        low, high = int(xp.min(leaf)), int(xp.max(leaf))
+        if low < 0 or high > length:
+            raise ArgumentError(
+                f"{name}: expected counts within [0, {what}={length}], got {low if low < 0 else high}"
+            )
+    return leaf
+
+
+def _positions(lane: Lane, name: str, leaf: Any, q: Any, length: int, dims: Dims) -> Any:
+    """Positions or ids as integers of shape (L,) or (B, L)."""
+    leaf = _integers(lane, name, leaf, q)
+    shape = tuple(leaf.shape)
+    if shape == (length,):
+        return leaf
+    if shape != (*dims.batch, length):
+        axis = "Lq" if length == dims.Lq and ".q_" in name else "Lk"
+        raise ArgumentError(
+            f"{name}: expected integers of shape ({axis},) = ({length},) or (*B, {axis}) = "
+            f"{(*dims.batch, length)}, got {shape}"
+        )
+    return lane.xp.reshape(leaf, (dims.B, length))
+
+
+def _integers(lane: Lane, name: str, leaf: Any, q: Any) -> Any:
+    if not isinstance(leaf, (int, tuple)):
+        dtype = lane.dtype_name(leaf)
+        if not dtype.startswith(("int", "uint")):
+            raise ArgumentTypeError(f"{name}: expected integers, got {dtype}")
+    return lane.integers(leaf, q)
+
+
+def _boolean(lane: Lane, name: str, array: Any, dims: Dims) -> Any:
+    dtype = lane.dtype_name(array)
+    if dtype != "bool":
+        raise ArgumentTypeError(
+            f"{name}: expected a boolean array (True = visible), got {dtype}; "
+            + (
+                "pass additive values as bias="
+                if dtype.startswith(("float", "bfloat", "int", "uint"))
+                else "compare it to get booleans"
+            )
+        )
+    return _four_axes(lane, name, array, dims)
+
+
+def check_bias(lane: Lane, bias: Any, q: Any, dtype: str, dims: Dims) -> Any:
+    """A floating array that broadcasts like a mask (S2.4, S3.3), with four axes."""
+    if bias is None:
+        return None
+    got = lane.dtype_name(bias)
+    if got == "bool":
+        raise ArgumentTypeError(
+            "bias: expected floating values that are added to the scores, got bool; "
+            "pass a boolean array as mask="
+        )
+    _check_companion("bias", got, dtype)
+    return _four_axes(lane, "bias", bias, dims)
+
+
+def _check_companion(name: str, got: str, dtype: str) -> None:
+    allowed = dict.fromkeys((dtype, "float32"))
+    if got not in allowed:
+        raise ArgumentTypeError(
+            f"{name}: expected {' or '.join(allowed)} beside {dtype} q, k and v, got {got}; "
+            "nothing is cast silently, so convert it first"
+        )
+
+
+def _four_axes(lane: Lane, name: str, array: Any, dims: Dims) -> Any:
+    """(1 or B, 1 or Hq, 1 or Lq, 1 or Lk); a partly broadcast *B is expanded, the rest is not."""
+    full = (*dims.batch, dims.Hq, dims.Lq, dims.Lk)[-max(dims.rank, 2) :]
+    shape = tuple(array.shape)
+    if len(shape) != 2 and len(shape) != dims.rank:
+        hint = f"; {name}[None] or {name}[:, None] says which" if len(shape) == 3 else ""
+        readings = " (is it (B, Lq, Lk) or (Hq, Lq, Lk)?)" if len(shape) == 3 else ""
+        raise ArgumentError(
+            f"{name}: expected shape (Lq, Lk) = {full[-2:]} or (*B, Hq, Lq, Lk) = {full}, each "
+            f"axis 1 or full, got {len(shape)} axes {shape}{readings}{hint}"
+        )
+    wanted = full if len(shape) == dims.rank else full[-2:]
+    if any(n not in (1, m) for n, m in zip(shape, wanted, strict=True)):
+        axes = "(*B, Hq, Lq, Lk)" if len(shape) > 2 else "(Lq, Lk)"
+        raise ArgumentError(
+            f"{name}: expected shape {axes} = {wanted}, each axis 1 or full, got {shape}; the axes "
+            "of a mask or a bias are the same in either layout"
+        )
+    if len(shape) == 4:
+        return array
+    batch = shape[:-3]
+    if any(n != 1 for n in batch) and batch != dims.batch:
+        array = lane.xp.broadcast_to(array, (*dims.batch, *shape[-3:]))
+        batch = dims.batch
+    flat = math.prod(batch) if batch != () else 1
+    heads = shape[-3] if len(shape) > 2 else 1
+    return lane.xp.reshape(array, (flat, heads, *shape[-2:]))
+
+
+def check_sinks(lane: Lane, sinks: Any, dtype: str, dims: Dims) -> Any:
+    """One floating logit a query head (S2.3, S2.4)."""
+    if sinks is None:
+        return None
+    got = lane.dtype_name(sinks)
+    _check_companion("sinks", got, dtype)
+    if tuple(sinks.shape) != (dims.Hq,):
+        raise ArgumentError(
+            f"sinks: expected shape (Hq,) = ({dims.Hq},), one logit a query head, "
+            f"got {tuple(sinks.shape)}"
+        )
+    return sinks
+
+
+def check_dropout(dropout: Any) -> None:
+    """Dropout (S9) is not there yet; it must never be dropped silently."""
+    if dropout is not None:
+        raise UnsupportedError("dropout: no backend of this version of attnx has it (S9)")

@@ -1,0 +1,158 @@
+"""Who asked for which backend: the context, the process-wide default and the environment.
+
+Precedence: `backend=`, then `use_backend`, then `set_default_backend`, then `ATTNX_BACKEND`, then
+the arrays' own framework. The context is a ContextVar, so threads and tasks do not see each
+other's choice.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from attnx._settings import SETTINGS
+from attnx.errors import ArgumentError, ArgumentTypeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from attnx._contract import Backend
+
+__all__ = ["Choice", "requested", "set_default_backend", "use_backend"]
+
+FALLBACKS = ("raise", "warn", "allow")
+
+
+class Choice(NamedTuple):
+    """A request for a backend.
+
+    Attributes:
+        backends: names or backend objects to try in order; None for the arrays' own framework.
+        source: who asked, as an explanation says it.
+        fallback: what happens when none of them can do a call: `"raise"`, `"warn"` or `"allow"`.
+        transfer: whether arrays may move between devices.
+    """
+
+    backends: tuple[Any, ...] | None
+    source: str
+    fallback: str = "raise"
+    transfer: bool = False
+
+
+def normalize(backend: Any, argument: str) -> tuple[Any, ...] | None:
+    """A name, a backend object or a sequence of them, as a tuple; None stays None."""
+    if backend is None:
+        return None
+    items = tuple(backend) if isinstance(backend, (list, tuple)) else (backend,)
+    if not items:
+        raise ArgumentError(f"{argument}: expected at least one backend, got an empty sequence")
+    for item in items:
+        if not isinstance(item, str) and not hasattr(item, "forward"):
+            raise ArgumentTypeError(
+                f"{argument}: expected a name, a Backend or a sequence of them, "
+                f"got {type(item).__name__}"
+            )
+    return items
+
+
+NOBODY = Choice(None, "the arrays' own framework")
+
+
+class _Process:
+    """The process-wide default, an attribute so that reading it is cheap."""
+
+    default: Choice = (
+        NOBODY
+        if SETTINGS.backend is None
+        else Choice(normalize(SETTINGS.backend, "ATTNX_BACKEND"), "ATTNX_BACKEND")
+    )
+
+
+context: ContextVar[Choice | None] = ContextVar("attnx_backend", default=None)
+process = _Process()
+
+
+def requested(backend: Any = None) -> Choice:
+    """The request that holds for a call with this `backend=`."""
+    current = context.get()
+    if backend is not None:
+        names = normalize(backend, "backend")
+        if current is None:
+            return Choice(names, "backend=")
+        return Choice(names, "backend=", current.fallback, current.transfer)
+    return process.default if current is None else current
+
+
+class use_backend:  # noqa: N801 - reads as a verb where it is used, like numpy.errstate
+    """Choose a backend for the calls inside a `with` block (this thread or task alone).
+
+    Threads started inside by `run_in_executor` or `ThreadPoolExecutor.submit` do not inherit the
+    choice; asyncio tasks and `asyncio.to_thread` do.
+
+    Args:
+        backend: a name, a backend object, or a sequence to try in order; None goes back to the
+            arrays' own framework.
+        fallback: when none of them can do a call: `"raise"` (the default), `"warn"` or `"allow"`
+            the arrays' own framework to compute it (S8.3).
+        transfer: allow arrays to move between devices.
+
+    Raises:
+        ArgumentError: an unknown `fallback`, or an empty sequence.
+        ArgumentTypeError: something that is no backend.
+
+    Example:
+        >>> import numpy as np, attnx
+        >>> q = np.ones((1, 2, 3, 4), np.float32)
+        >>> with attnx.use_backend("numpy"):
+        ...     attnx.attention(q, q, q).shape
+        (1, 2, 3, 4)
+    """
+
+    __slots__ = ("_choice", "_tokens")
+
+    def __init__(
+        self,
+        backend: str | Backend | Sequence[str | Backend] | None,
+        *,
+        fallback: str = "raise",
+        transfer: bool = False,
+    ) -> None:
+        if fallback not in FALLBACKS:
+            raise ArgumentError(f"fallback: expected 'raise', 'warn' or 'allow', got {fallback!r}")
+        names = normalize(backend, "use_backend")
+        self._choice = Choice(names, "use_backend", fallback, bool(transfer))
+        self._tokens: list[tuple[Any, Choice | None]] = []
+
+    def __enter__(self) -> use_backend:
+        before = context.get()
+        self._tokens.append((context.set(self._choice), before))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        token, before = self._tokens.pop()
+        try:
+            context.reset(token)
+        except ValueError:  # left in another Context, as asynchronous fixtures do
+            context.set(before)
+
+
+def set_default_backend(backend: str | Backend | Sequence[str | Backend] | None) -> None:
+    """Choose a backend for the whole process, under any `use_backend`.
+
+    Args:
+        backend: a name, a backend object or a sequence to try in order; None goes back to
+            `ATTNX_BACKEND`, or to the arrays' own framework.
+
+    Example:
+        >>> import attnx
+        >>> attnx.set_default_backend("numpy")
+        >>> attnx.set_default_backend(None)
+    """
+    names = normalize(backend, "set_default_backend")
+    process.default = _Process.default if names is None else Choice(names, "set_default_backend")

@@ -1,0 +1,280 @@
+"""From a request and a call's class to a plan: who computes, why, and why not the others.
+
+A plan depends on its key alone (the class, the request, what is registered), so it is made once
+and then found by one look-up. Nothing falls back silently: a named backend computes or refuses,
+and `use_backend(fallback=...)` is the way to ask for anything else (S8.3).
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from attnx import _interop
+from attnx._choice import Choice
+from attnx._registry import registry
+from attnx.errors import (
+    ArgumentTypeError,
+    AttnxError,
+    AttnxWarning,
+    FallbackWarning,
+    UnavailableBackend,
+    UnsupportedError,
+)
+from attnx.plugin import Backend, Call, CallClass, Gradients, Lane, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Candidate", "Explanation", "Plan", "explain_choice", "lane_of", "make_plan"]
+
+
+class Candidate(NamedTuple):
+    """A backend as a plan saw it.
+
+    Attributes:
+        name: as registered.
+        reasons: why it cannot do the call; empty when it can.
+        chosen: whether it computes.
+        note: the route it would take, how arrays reach it, or why it is not available.
+    """
+
+    name: str
+    reasons: tuple[Reason, ...]
+    chosen: bool
+    note: str
+
+
+class Explanation(NamedTuple):
+    """What `explain` returns; it prints as a table.
+
+    Attributes:
+        choice: the backend that computes, or None.
+        why: who chose it.
+        route: its kernel route, or None.
+        exchange: how arrays reach it and come back, or None when they need not move.
+        candidates: every registered backend, with its reasons.
+        call: the class of the call.
+    """
+
+    choice: str | None
+    why: str
+    route: str | None
+    exchange: str | None
+    candidates: tuple[Candidate, ...]
+    call: CallClass
+
+    def __rich__(self) -> Any:
+        """The table."""
+        from rich.table import Table
+
+        title = f"{self.choice or 'no backend can do this call'} ({self.why})"
+        table = Table("backend", "", "route or reason", title=title, title_justify="left")
+        for candidate in self.candidates:
+            text = "; ".join(map(str, candidate.reasons)) or candidate.note
+            mark = "chosen" if candidate.chosen else "no" if candidate.reasons else "could"
+            table.add_row(candidate.name, mark, text)
+        return table
+
+    def __str__(self) -> str:
+        from io import StringIO
+
+        from rich.console import Console
+
+        text = StringIO()
+        Console(file=text, width=100).print(self)
+        return text.getvalue()
+
+
+class Plan:
+    """A backend for a class of calls, with the way there and back.
+
+    Attributes:
+        backend: its name.
+        route: its kernel route.
+        reasons: why the backends that were asked before it could not do the call.
+        cls: the class.
+        explanation: the whole story.
+    """
+
+    __slots__ = ("_exchange", "apply", "backend", "cls", "explanation", "impl", "reasons", "route")
+
+    def __init__(
+        self, impl: Backend, cls: CallClass, explanation: Explanation, exchange: Any
+    ) -> None:
+        self.impl, self.cls, self.explanation = impl, cls, explanation
+        self._exchange = exchange
+        self.backend = impl.name
+        self.route = explanation.route
+        self.reasons = {c.name: c.reasons for c in explanation.candidates if c.reasons}
+        self.apply = impl.apply if exchange is None else exchange.around(impl.forward)
+
+    def forward(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
+        """out and lse, without the framework's differentiation."""
+        run = self.impl.forward if self._exchange is None else self.apply
+        out: tuple[Any, Any] = run(q, k, v, call)
+        return out
+
+    def backward(self, arrays: Sequence[Any], call: Call) -> Gradients:
+        """Gradients, for (q, k, v, out, lse, d_out, d_lse)."""
+        if self._exchange is None:
+            return self.impl.backward(*arrays, call)
+        return Gradients(*self._exchange.around(self.impl.backward)(*arrays, call))
+
+    def weights(self, q: Any, k: Any, call: Call) -> Any:
+        """P of S2.5."""
+        run = self.impl.weights
+        return (run if self._exchange is None else self._exchange.around(run))(q, k, call)
+
+
+def lane_of(q: Any) -> Lane:
+    """The lane of q's framework."""
+    lane = registry.lane_of(q)
+    if lane is None:
+        known = sorted({t for spec in registry.specs.values() for t in spec.array_types})
+        kind = type(q)
+        raise ArgumentTypeError(
+            f"q: expected an array of a registered framework ({', '.join(known)}), "
+            f"got {kind.__module__}.{kind.__qualname__}"
+        )
+    return lane
+
+
+def _examine(item: Any, cls: CallClass, choice: Choice) -> tuple[Backend | None, Candidate]:
+    """One backend against one class of calls."""
+    name = item if isinstance(item, str) else item.name
+    try:
+        backend = registry.backend(item) if isinstance(item, str) else item
+    except UnavailableBackend as error:
+        reason = Reason("backend", name, "not available here", str(error))
+        return None, Candidate(name, (reason,), False, str(error))
+    reasons = _interop.reasons(backend, cls, choice.transfer)
+    if not reasons:
+        reasons = _ask(backend, cls)
+    note = "" if reasons else _route(backend, cls)
+    return (None if reasons else backend), Candidate(name, reasons, False, note)
+
+
+def _ask(backend: Backend, cls: CallClass) -> tuple[Reason, ...]:
+    local = cls._replace(device=_interop.device_of(backend, cls))
+    return tuple(backend.reasons(local))
+
+
+def _route(backend: Backend, cls: CallClass) -> str:
+    exchange = _interop.describe(backend, cls)
+    route = backend.route(cls)
+    return f"{route}; {exchange}" if exchange else route
+
+
+def _candidates(choice: Choice, cls: CallClass) -> list[Any]:
+    if choice.backends is not None:
+        return list(choice.backends)
+    native = registry.native(cls.framework)
+    ranked = _rank(cls, native)
+    return native[:1] if ranked is None else [name for name in ranked if name in registry.specs]
+
+
+def _rank(cls: CallClass, names: list[str]) -> list[str] | None:
+    try:
+        ranked: list[str] | None = registry.manager.hook.attnx_rank(call=cls, candidates=names)
+    except Exception as error:
+        warnings.warn(f"attnx_rank failed and is passed over: {error}", AttnxWarning, stacklevel=2)
+        return None
+    return ranked
+
+
+def make_plan(choice: Choice, cls: CallClass) -> Plan:
+    """Choose a backend for a class of calls.
+
+    Raises:
+        UnsupportedError: none of those asked for can do it; with reasons and alternatives (S8.2).
+        UnavailableBackend: the one asked for cannot be loaded.
+        UnknownBackend: nobody registered that name.
+    """
+    explanation, backend = _decide(choice, cls, everyone=False)
+    if backend is None and choice.fallback != "raise" and choice.backends is not None:
+        explanation, backend = _fall_back(choice, cls, explanation)
+    if backend is None:
+        raise _refusal(explanation, choice, cls)
+    plan = Plan(backend, cls, explanation, _interop.exchange(backend, cls, registry))
+    _announce(plan, explanation)
+    return plan
+
+
+def explain_choice(choice: Choice, cls: CallClass) -> Explanation:
+    """The choice with every registered backend examined; nothing is raised for what is lacking."""
+    return _decide(choice, cls, everyone=True)[0]
+
+
+def _decide(
+    choice: Choice, cls: CallClass, *, everyone: bool
+) -> tuple[Explanation, Backend | None]:
+    chosen: Backend | None = None
+    seen: dict[str, Candidate] = {}
+    asked = _candidates(choice, cls)
+    for item in asked:
+        backend, candidate = _examine(item, cls, choice)
+        if backend is not None and chosen is None:
+            chosen = backend
+            candidate = candidate._replace(chosen=True)
+        seen[candidate.name] = candidate
+        if chosen is not None and not everyone:
+            break
+    if everyone:
+        for name in registry.names():
+            if name not in seen:
+                seen[name] = _examine(name, cls, choice)[1]
+    explanation = Explanation(
+        choice=None if chosen is None else chosen.name,
+        why=choice.source,
+        route=None if chosen is None else chosen.route(cls),
+        exchange=None if chosen is None else _interop.describe(chosen, cls),
+        candidates=tuple(seen.values()),
+        call=cls,
+    )
+    return explanation, chosen
+
+
+def _fall_back(
+    choice: Choice, cls: CallClass, refused: Explanation
+) -> tuple[Explanation, Backend | None]:
+    native = Choice(None, f"fallback from {choice.source}", "raise", choice.transfer)
+    explanation, backend = _decide(native, cls, everyone=False)
+    if backend is None:
+        return refused, None
+    if choice.fallback == "warn":
+        why = "; ".join(f"{c.name}: {_join(c.reasons)}" for c in refused.candidates)
+        warnings.warn(f"{backend.name} computes, because {why}", FallbackWarning, stacklevel=4)
+    both = (*refused.candidates, *explanation.candidates)
+    return explanation._replace(candidates=both), backend
+
+
+def _join(reasons: Sequence[Reason]) -> str:
+    return "; ".join(map(str, reasons))
+
+
+def _refusal(explanation: Explanation, choice: Choice, cls: CallClass) -> AttnxError:
+    refused = explanation.candidates
+    if len(refused) == 1 and refused[0].reasons[0].option == "backend":
+        return UnavailableBackend(refused[0].note)
+    others = [
+        c.name
+        for c in explain_choice(choice, cls).candidates
+        if not c.reasons and c.name not in {r.name for r in refused}
+    ]
+    what = "; ".join(f"backend {c.name!r} cannot do this call: {_join(c.reasons)}" for c in refused)
+    hint = f"; {', '.join(map(repr, others))} could" if others else "; no installed backend could"
+    return UnsupportedError(
+        f"{what or f'no backend for {cls.framework} arrays'}{hint} (asked by {choice.source})",
+        backend=refused[0].name if len(refused) == 1 else None,
+        reasons=tuple(reason for c in refused for reason in c.reasons),
+        alternatives=others,
+    )
+
+
+def _announce(plan: Plan, explanation: Explanation) -> None:
+    """Tell observers; one that fails is told of, and never breaks the call."""
+    try:
+        registry.manager.hook.attnx_planned(plan=plan, explanation=explanation)
+    except Exception as error:
+        warnings.warn(f"attnx_planned failed: {error}", AttnxWarning, stacklevel=2)

@@ -1,0 +1,109 @@
+"""The fast path: a plain call of a class that was planned before.
+
+A plain call has no mask object, bias, softcap, sinks or dropout, arrays of four axes in `bhsd`, and
+a scale that is a Python float or left out. Its shapes and values are checked here, on every call;
+whatever is not plainly right is left to the long way, which knows how to say what is wrong. The key
+holds everything the plan depends on, so a plan never serves a call of another class.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from attnx._call import Call
+from attnx._choice import context, process
+
+if TYPE_CHECKING:
+    from attnx._call import Options, Prepared
+    from attnx._choice import Choice
+    from attnx._dispatch import Plan
+    from attnx.plugin import Lane
+
+__all__ = ["attention", "forget", "remember"]
+
+_lanes: dict[type, Any] = {}
+_plans: dict[Any, tuple[Any, ...]] = {}
+HUGE = 1.7976931348623157e308
+
+
+def forget() -> None:
+    """What is registered has changed: replace both dicts, so that a reader keeps its own."""
+    global _plans, _lanes
+    _plans, _lanes = {}, {}
+
+
+def attention(
+    q: Any, k: Any, v: Any, causal: Any, scale: Any, return_lse: Any, assume_finite: Any, backend: Any
+) -> Any:
+    """The answer, or None when the call must take the long way."""
+    fast_key = _lanes.get(type(q))
+    if fast_key is None:
+        return None
+    extra = fast_key(q, k, v)
+    if extra is None:
+        return None
+    try:
+        B, Hq, Lq, D = q.shape
+        Bk, Hk, Lk, Dk = k.shape
+        Bv, Hv, Lv, Dv = v.shape
+    except ValueError:
+        return None
+    dtype = q.dtype
+    if (
+        B != Bk
+        or B != Bv
+        or Hk != Hv
+        or Lk != Lv
+        or D != Dk
+        or not Hk
+        or Hq % Hk
+        or k.dtype != dtype
+        or v.dtype != dtype
+        or not (scale is None or (type(scale) is float and -HUGE <= scale <= HUGE))
+    ):
+        return None
+    key = (
+        extra, dtype, D, Dv, Hq == Hk, Lq == Lk, causal, type(causal),
+        None if scale is None else (scale > 0) - (scale < 0),
+        return_lse, type(return_lse), assume_finite, type(assume_finite), backend,
+        context.get() or process.default,
+    )  # fmt: skip
+    try:
+        found = _plans.get(key)
+    except TypeError:  # an unhashable backend=
+        return None
+    if found is None:
+        return None
+    apply, cls, mask, default_scale = found
+    call = Call(
+        cls, B, Hq, Hk, Lq, Lk, D, Dv, default_scale if scale is None else scale, None, mask
+    )
+    out, lse = apply(q, k, v, call)
+    return (out, lse) if return_lse else out
+
+
+def remember(
+    lane: Lane, q: Any, options: Options, backend: Any, choice: Choice, plan: Plan, ready: Prepared
+) -> None:
+    """Keep a plan for the fast path, if the call that made it was plain."""
+    plain = ready.dims.plain and not any(
+        x is not None
+        for x in (options.mask, options.bias, options.softcap, options.sinks, options.dropout)
+    )
+    if not plain or not (options.scale is None or type(options.scale) is float):
+        return
+    if not (backend is None or type(backend) is str):
+        return
+    extra = lane.fast_key(ready.q, ready.k, ready.v)
+    if extra is None:
+        return
+    call, cls = ready.call, ready.call.cls
+    key = (
+        extra, q.dtype, call.D, call.Dv, call.Hq == call.Hk, call.Lq == call.Lk, options.causal,
+        type(options.causal), cls.scale_sign, options.return_lse, type(options.return_lse),
+        options.assume_finite, type(options.assume_finite), backend,
+        context.get() or process.default,
+    )  # fmt: skip
+    _lanes[type(q)] = lane.fast_key
+    _plans[key] = (plan.apply, cls, call.mask, 1.0 / math.sqrt(call.D))

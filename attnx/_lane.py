@@ -1,0 +1,117 @@
+"""A lane speaks for one framework's arrays: how to look at them, reshape them and hand them over.
+
+Everything the core must know of an array type stands in its lane, so the core itself imports no
+array library. A lane is not a backend: it computes no attention, and one lane may serve several
+backends. The base class is right for any array-API library on one host device; a framework
+overrides what differs (devices, tracing, autodiff, formats without DLPack).
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+__all__ = ["Lane"]
+
+
+class Lane:
+    """One framework's array type.
+
+    Attributes:
+        name: the framework's name, as errors and tables say it.
+        xp: its array namespace in array-API terms.
+        array_types: the classes whose instances are arrays of this framework.
+        refused_types: subclasses of those with another meaning (`np.ma.MaskedArray`), each refused.
+        vjp: `vjp(fn, inputs, cotangents) -> (outputs, gradients)` by the framework's own
+            differentiation, or None where it has none.
+    """
+
+    name: ClassVar[str]
+    xp: Any
+    array_types: tuple[type, ...] = ()
+    refused_types: tuple[type, ...] = ()
+    vjp: Callable[[Callable[..., Any], Sequence[Any], Sequence[Any]], tuple[Any, Any]] | None = None
+
+    def owns(self, value: Any) -> bool:
+        """Whether a value is an array of this framework, a tracer included."""
+        return isinstance(value, self.array_types)
+
+    def dtype_name(self, array: Any) -> str:
+        """`"float32"`, whatever the framework calls it."""
+        return str(array.dtype).rsplit(".", 1)[-1]
+
+    def device(self, array: Any) -> str:
+        """`"cpu"`, `"cuda:0"`, …"""
+        return "cpu"
+
+    def traced(self, array: Any) -> bool:
+        """Whether a transform is looking: the contents are not there to be read."""
+        return False
+
+    def readable(self, array: Any) -> bool:
+        """Whether the contents can be read without tracing or synchronising a device (S8.1)."""
+        return not self.traced(array) and self.device(array) == "cpu"
+
+    def fast_key(self, q: Any, k: Any, v: Any) -> Any:
+        """What a plain call's plan depends on beyond shapes and dtypes: device, gradient, tracing.
+
+        Returns:
+            A hashable key, or None when the call must take the long way.
+        """
+        return None
+
+    def detached(self, array: Any) -> Any:
+        """The same values, constant to the framework's differentiation."""
+        return array
+
+    def wants_gradient(self, *arrays: Any) -> bool:
+        """Whether the framework is recording a gradient of any of these (None is skipped)."""
+        return False
+
+    def arange(self, start: int, stop: int, like: Any) -> Any:
+        """Integers from start to stop on the device of `like`."""
+        return self.xp.arange(start, stop)
+
+    def full(self, shape: tuple[int, ...], value: Any, dtype: Any, like: Any) -> Any:
+        """A filled array on the device of `like`."""
+        return self.xp.full(shape, value, dtype=dtype)
+
+    def quiet(self) -> AbstractContextManager[Any]:
+        """Silence the floating-point warnings that NaN and inf in the data would give."""
+        return nullcontext()
+
+    def integers(self, value: Any, like: Any) -> Any:
+        """An integer array of the framework's index type on the device of `like`.
+
+        Args:
+            value: an integer array of this framework, or nested tuples of Python integers.
+            like: an array of the call.
+        """
+        return self.xp.asarray(value, dtype=self.xp.int64)
+
+    def to_numpy(self, array: Any) -> Any:
+        """The same values as a NumPy array, which may share memory; bfloat16 by ml_dtypes."""
+        raise NotImplementedError
+
+    def from_numpy(self, array: Any, like: Any = None) -> Any:
+        """A copy of a NumPy array (bfloat16 by ml_dtypes), on the device of `like` if given."""
+        raise NotImplementedError
+
+    def export(self, array: Any) -> Any:
+        """What another lane can adopt: an object with `__dlpack__`, or a NumPy array."""
+        return array
+
+    def adopt(self, exported: Any) -> Any:
+        """An array of this framework for what another lane exported; copies only where it must."""
+        return self.xp.from_dlpack(exported)
+
+    def own(self, array: Any) -> Any:
+        """A result whose memory no other framework can reach: a copy where it is shared."""
+        return array
+
+    def wait(self, *arrays: Any) -> None:
+        """Return only when the arrays are computed (asynchronous frameworks)."""

@@ -1,0 +1,350 @@
+"""Finding and loading plugins, each by itself, so that a broken one breaks nothing else.
+
+Plugins are collected at the first call, not at import: a scan of the installed distributions costs
+milliseconds, and a plugin's module may be slow. Whatever goes wrong in one becomes a record for
+`attnx doctor`; under `ATTNX_STRICT_PLUGINS=1` it raises instead.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from attnx import _settings
+from attnx.errors import AttnxWarning, PluginError, UnavailableBackend, UnknownBackend
+from attnx.plugin import PROJECT, SUPPORTED_API_VERSIONS, Backend, BackendSpec, Lane, hookspecs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["BackendInfo", "Record", "Registry", "registry"]
+
+GROUP = "attnx"
+
+
+class Record(NamedTuple):
+    """One line of `attnx doctor`.
+
+    Attributes:
+        subject: the plugin, backend or setting.
+        status: `"ok"`, `"blocked"`, `"unavailable"`, `"refused"`, `"failed"` or `"warning"`.
+        detail: what was found.
+        remedy: what to do, or "".
+        distribution: the distribution that brought it, with its version, or "".
+    """
+
+    subject: str
+    status: str
+    detail: str
+    remedy: str = ""
+    distribution: str = ""
+
+
+class BackendInfo(NamedTuple):
+    """One line of `attnx backends`.
+
+    Attributes:
+        name: as users write it.
+        status: `"available"`, `"unavailable"`, `"refused"` or `"failed"`.
+        version: the framework's version, or None.
+        devices: where it can compute.
+        framework: the framework whose arrays it takes.
+        array_types: their dotted names.
+        capabilities: its declaration, or None when it could not be loaded.
+        reason: why it is not available, or None.
+        summary: one line.
+        distribution: the distribution that brought it.
+    """
+
+    name: str
+    status: str
+    version: str | None
+    devices: tuple[str, ...]
+    framework: str
+    array_types: tuple[str, ...]
+    capabilities: Any
+    reason: str | None
+    summary: str
+    distribution: str
+
+
+class Registry:
+    """The plugins of this process. `generation` changes with every change of what is registered."""
+
+    def __init__(self, settings: _settings.Settings) -> None:
+        self.settings = settings
+        self.specs: dict[str, BackendSpec] = {}
+        self.records: list[Record] = []
+        self.generation = 0
+        self.on_change: list[Callable[[], None]] = []
+        self._distributions: dict[str, str] = {}
+        self._owner: dict[str, str] = {}
+        self._backends: dict[str, Backend | UnavailableBackend] = {}
+        self._lanes: dict[str, Lane] = {}
+        self._manager: Any = None
+        self._lock = threading.RLock()
+
+    @property
+    def manager(self) -> Any:
+        """The pluggy manager, with every plugin collected."""
+        if self._manager is None:
+            with self._lock:
+                if self._manager is None:
+                    self._collect()
+        return self._manager
+
+    def _collect(self) -> None:
+        import importlib.metadata
+
+        import pluggy
+
+        manager = pluggy.PluginManager(PROJECT)
+        manager.add_hookspecs(hookspecs())
+        self._manager = manager
+        found = importlib.metadata.entry_points(group=GROUP)
+        # Our own plugins first, so that a third party cannot take their names or lanes.
+        for entry in sorted(found, key=lambda e: (not e.value.startswith("attnx_"), e.name)):
+            self._load_entry(entry)
+        self._check_settings()
+
+    def _load_entry(self, entry: Any) -> None:
+        name = entry.name
+        distribution = f"{entry.dist.name} {entry.dist.version}" if entry.dist else ""
+        allow, block = self.settings.allow, self.settings.block
+        if name in block or (allow is not None and name not in allow):
+            self._note(Record(name, "blocked", "blocked by ATTNX_PLUGINS", "", distribution))
+            return
+        try:
+            plugin = entry.load()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit and pytest's Skipped included
+            self._fail(name, "failed", _say(error), f"repair or uninstall {name}", distribution, error)
+            return
+        self._register(plugin, name, distribution)
+
+    def _register(self, plugin: Any, name: str, distribution: str) -> None:
+        """Register a plugin and ask it alone for its backends."""
+        try:
+            self._manager.register(plugin, name)
+            try:
+                self._manager.check_pending()
+            except Exception:
+                self._manager.unregister(plugin)
+                raise
+            hook = getattr(plugin, "attnx_backends", None)
+            specs = hook() if hook is not None else []
+            for spec in specs:
+                self._add(spec, name, distribution)
+            self._note(Record(name, "ok", f"{len(specs)} backend(s)", "", distribution))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            if self._manager.is_registered(plugin):
+                self._manager.unregister(plugin)
+            self._fail(name, "failed", _say(error), f"repair or uninstall {name}", distribution, error)
+        self._changed()
+
+    def _add(self, spec: Any, plugin: str, distribution: str) -> None:
+        if not isinstance(spec, BackendSpec):
+            raise TypeError(
+                f"attnx_backends: expected BackendSpec objects, got {type(spec).__name__}"
+            )
+        supported = SUPPORTED_API_VERSIONS
+        if spec.api_version not in supported:
+            detail = (
+                f"backend {spec.name!r} was written for version {spec.api_version} of the plugin "
+                f"contract; this attnx supports {supported.start} to {supported.stop - 1}"
+            )
+            self._fail(spec.name, "refused", detail, "update the plugin or attnx", distribution)
+        elif spec.name in self.specs:
+            detail = f"the name is taken by the plugin {self._owner[spec.name]!r}"
+            self._fail(spec.name, "refused", detail, "rename one of them", distribution)
+        else:
+            self.specs[spec.name] = spec
+            self._owner[spec.name] = plugin
+            self._distributions[spec.name] = distribution
+
+    def _note(self, record: Record) -> None:
+        self.records.append(record)
+
+    def _fail(
+        self, subject: str, status: str, detail: str, remedy: str, distribution: str,
+        error: BaseException | None = None,
+    ) -> None:  # fmt: skip
+        self._note(Record(subject, status, detail, remedy, distribution))
+        if self.settings.strict:
+            raise PluginError(f"plugin {subject!r}: {detail}; {remedy}") from error
+
+    def _check_settings(self) -> None:
+        declared = [name for spec in self.specs.values() for name in spec.settings]
+        for name, near in _settings.unknown(self.settings, declared):
+            hint = f"; did you mean {near}?" if near else ""
+            self._note(Record(name, "warning", f"unknown setting{hint}", "unset or correct it"))
+            if self.settings.strict:
+                raise PluginError(f"{name}: no part of attnx reads it{hint}")
+            warnings.warn(f"{name}: no part of attnx reads it{hint}", AttnxWarning, stacklevel=2)
+
+    def _changed(self) -> None:
+        self.generation += 1
+        for listener in self.on_change:
+            listener()
+
+    def register(self, plugin: Any, name: str | None = None) -> None:
+        """Register a plugin by hand, as an entry point would."""
+        with self._lock:
+            manager = self.manager
+            name = name or getattr(plugin, "__name__", None) or type(plugin).__name__
+            if manager.is_registered(plugin) or manager.has_plugin(name):
+                raise PluginError(f"plugin {name!r} is registered already")
+            self._register(plugin, name, "")
+
+    def unregister(self, name: str) -> None:
+        """Take a plugin and its backends out again."""
+        with self._lock:
+            if self.manager.unregister(name=name) is None:
+                raise UnknownBackend(f"no plugin {name!r} is registered")
+            for backend in [b for b, owner in self._owner.items() if owner == name]:
+                spec = self.specs.pop(backend)
+                del self._owner[backend], self._distributions[backend]
+                self._backends.pop(backend, None)
+                if spec.lane is not None:
+                    self._lanes.pop(spec.framework or spec.name, None)
+            self.records = [r for r in self.records if r.subject != name]
+            self._changed()
+
+    def names(self) -> list[str]:
+        """Every registered backend."""
+        _ = self.manager
+        return sorted(self.specs)
+
+    def backend(self, name: str) -> Backend:
+        """Load a backend, once.
+
+        Raises:
+            UnknownBackend: nobody registered that name.
+            UnavailableBackend: its framework or device is missing, or its plugin fails.
+        """
+        _ = self.manager
+        loaded = self._backends.get(name)
+        if loaded is None:
+            with self._lock:
+                loaded = self._backends.get(name) or self._load(name)
+                self._backends[name] = loaded
+        if isinstance(loaded, UnavailableBackend):
+            raise UnavailableBackend(*loaded.args) from loaded.__cause__
+        return loaded
+
+    def _load(self, name: str) -> Backend | UnavailableBackend:
+        spec = self.specs.get(name)
+        if spec is None:
+            import difflib
+
+            near = difflib.get_close_matches(name, self.names(), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UnknownBackend(
+                f"backend: no backend {name!r} is registered; there are "
+                f"{', '.join(map(repr, self.names()))}{hint}"
+            )
+        missing = [module for module in spec.requires if not _importable(module)]
+        if missing:
+            hint = f"; {spec.install_hint}" if spec.install_hint else ""
+            return UnavailableBackend(
+                f"backend {name!r}: {', '.join(missing)} is not installed{hint}"
+            )
+        try:
+            backend = spec.load()
+            if not isinstance(backend, Backend):
+                raise TypeError(f"load() returned {type(backend).__name__}, not a Backend")
+            backend.name = name
+            return backend
+        except KeyboardInterrupt:
+            raise
+        except UnavailableBackend as error:
+            return error
+        except BaseException as error:
+            detail = f"loading failed: {_say(error)}"
+            self._fail(name, "failed", detail, "see the cause", self._distributions[name], error)
+            failure = UnavailableBackend(f"backend {name!r}: {detail}")
+            failure.__cause__ = error
+            return failure
+
+    def lane_of(self, array: Any) -> Lane | None:
+        """The lane of the framework that an array belongs to, or None."""
+        _ = self.manager
+        for spec in self.specs.values():
+            if spec.lane is not None and any(_is_a(array, dotted) for dotted in spec.array_types):
+                return self.lane(spec.framework or spec.name)
+        return None
+
+    def lane(self, framework: str) -> Lane:
+        """The lane of a framework; the first registered spec with one owns it."""
+        _ = self.manager
+        found = self._lanes.get(framework)
+        if found is None:
+            with self._lock:
+                for spec in self.specs.values():
+                    if spec.lane is not None and (spec.framework or spec.name) == framework:
+                        found = self._lanes[framework] = spec.lane()
+                        break
+        if found is None:
+            raise UnavailableBackend(f"no registered backend brings a lane for {framework!r}")
+        return found
+
+    def native(self, framework: str) -> list[str]:
+        """Backends that compute in a framework, the owner of its lane first."""
+        names = [n for n, s in self.specs.items() if (s.framework or s.name) == framework]
+        return sorted(names, key=lambda n: self.specs[n].lane is None)
+
+    def info(self, name: str) -> BackendInfo:
+        """What is known of a backend; loads it."""
+        spec = self.specs[name]
+        common = {
+            "name": name, "framework": spec.framework or spec.name,
+            "array_types": spec.array_types, "summary": spec.summary,
+            "distribution": self._distributions[name],
+        }  # fmt: skip
+        try:
+            backend = self.backend(name)
+        except UnavailableBackend as error:
+            status = "failed" if error.__cause__ is not None else "unavailable"
+            return BackendInfo(
+                status=status, version=None, devices=(), capabilities=None, reason=str(error),
+                **common,
+            )  # fmt: skip
+        devices = backend.devices()
+        return BackendInfo(
+            status="available" if devices else "unavailable",
+            version=backend.version(),
+            devices=devices,
+            capabilities=backend.capabilities,
+            reason=None if devices else "installed, but no device can compute",
+            **common,
+        )
+
+
+def _importable(module: str) -> bool:
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    import importlib.util
+
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _is_a(array: Any, dotted: str) -> bool:
+    """Whether a value is of a class named by a dotted path, without importing its module."""
+    module, _, name = dotted.rpartition(".")
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(array, kind)
+
+
+def _say(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+
+
+registry = Registry(_settings.SETTINGS)

@@ -1,0 +1,83 @@
+"""Looking at what is registered, and registering by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attnx._registry import BackendInfo, Record, registry
+
+if TYPE_CHECKING:
+    from attnx.plugin import Backend
+
+__all__ = ["backends", "doctor", "get_backend", "register", "unregister"]
+
+
+def backends() -> tuple[BackendInfo, ...]:
+    """Every registered backend: whether it can compute here, where, and what it declares.
+
+    Each is loaded, so frameworks are imported; one that fails becomes a line with its reason.
+
+    Example:
+        >>> import attnx
+        >>> [b.status for b in attnx.backends() if b.name == "numpy"]
+        ['available']
+    """
+    return tuple(registry.info(name) for name in registry.names())
+
+
+def get_backend(name: str) -> Backend:
+    """Load a backend by name.
+
+    Raises:
+        UnknownBackend: nobody registered that name.
+        UnavailableBackend: its framework or device is missing here, or its plugin fails.
+
+    Example:
+        >>> import attnx
+        >>> attnx.get_backend("numpy").lane.name
+        'numpy'
+    """
+    return registry.backend(name)
+
+
+def doctor() -> tuple[Record, ...]:
+    """What was found while collecting plugins and loading every backend: one record a finding.
+
+    Example:
+        >>> import attnx
+        >>> {r.status for r in attnx.doctor() if r.subject == "numpy"}
+        {'ok'}
+    """
+    found = []
+    for info in backends():
+        if info.status == "unavailable":
+            spec = registry.specs[info.name]
+            found.append(
+                Record(
+                    info.name, "unavailable", info.reason or "", spec.install_hint,
+                    info.distribution,
+                )
+            )  # fmt: skip
+    return (*registry.records, *found)
+
+
+def register(plugin: Any, name: str | None = None) -> None:
+    """Register a plugin by hand, as its entry point would.
+
+    Args:
+        plugin: a module or object with `attnx.plugin.hookimpl` functions.
+        name: a unique name; by default the module's or the class's.
+
+    Raises:
+        PluginError: it is registered already, or fails under `ATTNX_STRICT_PLUGINS=1`.
+    """
+    registry.register(plugin, name)
+
+
+def unregister(name: str) -> None:
+    """Take a plugin that was registered, and its backends, out again.
+
+    Raises:
+        UnknownBackend: there is no such plugin.
+    """
+    registry.unregister(name)

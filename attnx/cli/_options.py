@@ -1,0 +1,98 @@
+"""What several commands share: how options are spelled, and how an error leaves the program."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperCommand
+
+from attnx.errors import ArgumentError, AttnxError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "ALIGNMENTS",
+    "CausalCommand",
+    "causal_value",
+    "console",
+    "integers",
+    "one_line_errors",
+]
+
+ALIGNMENTS = ("top_left", "bottom_right")
+SQUARE = "square"
+WIDE = 140  # of a table that goes into a file or a pipe
+
+
+def console() -> Console:
+    """The console for tables; one that is no terminal gets room for whole cells."""
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=max(WIDE, found.width))
+
+
+class CausalCommand(TyperCommand):
+    """A command whose `--causal` may stand alone or name an alignment.
+
+    Only an alignment is taken for its value, so that `--causal FILE` still means a file.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give a bare `--causal` its value before the options are parsed."""
+        spelled = []
+        for position, argument in enumerate(args):
+            spelled.append(argument)
+            following = args[position + 1] if position + 1 < len(args) else ""
+            if argument == "--causal" and following not in ALIGNMENTS:
+                spelled.append(SQUARE)
+        return super().parse_args(ctx, spelled)
+
+
+def causal_value(option: str | None) -> bool | str:
+    """What `attnx.attention` takes as `causal`."""
+    if option is None or option == SQUARE:
+        return option == SQUARE
+    if option not in ALIGNMENTS:
+        raise ArgumentError(f"--causal: expected nothing, top_left or bottom_right, got {option}")
+    return option
+
+
+def integers(option: str, text: str, *, unlimited: bool = False) -> tuple[Any, ...]:
+    """`"1,8,128,64"` as integers; with `unlimited`, `none` stands for None.
+
+    Raises:
+        ArgumentError: for anything else, with the option's name.
+    """
+    parts = [part.strip() for part in text.replace("x", ",").split(",")]
+    try:
+        return tuple(
+            None if unlimited and part.lower() == "none" else _natural(part) for part in parts
+        )
+    except ValueError:
+        expected = "integers >= 0 with commas" + (", or none" if unlimited else "")
+        raise ArgumentError(f"{option}: expected {expected}, got {text!r}") from None
+
+
+def _natural(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
+def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Wrong use ends with one line on stderr and exit status 2, never with a traceback."""
+
+    @functools.wraps(command)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except AttnxError as error:
+            print(f"attnx: {' '.join(str(error).split())}", file=sys.stderr)
+            raise typer.Exit(2) from None
+
+    return guarded

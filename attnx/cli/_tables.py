@@ -1,0 +1,145 @@
+"""How the commands' records look in a terminal."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+
+from attnx.cli._judge import RESULTS
+from attnx.plugin import MASK_KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from attnx.cli._request import Request
+    from attnx.cli._runner import Row
+    from attnx.plugin import BackendInfo, Capabilities, Record
+
+__all__ = ["bytes_text", "print_backends", "print_comparison", "print_doctor", "seconds_text"]
+
+COLOURS = {
+    "agrees": "green",
+    "available": "green",
+    "ok": "green",
+    "disagrees": "bold red",
+    "crashed": "bold red",
+    "failed": "bold red",
+    "refused": "yellow",
+    "warning": "yellow",
+    "unavailable": "yellow",
+}
+
+
+def print_comparison(screen: Console, title: str, request: Request, rows: Sequence[Row]) -> None:
+    """The table of `attnx compare`, then a line for each backend that has something to say."""
+    shown = [name for name in RESULTS if any(name in row.errors for row in rows)]
+    shown = shown or ["out", "lse", "dq", "dk", "dv"]
+    table = Table(title=escape(title), title_justify="left", title_style="")
+    for name in ("backend", "route"):
+        table.add_column(name, overflow="fold")
+    for name in (*shown, "forward", "fwd + bwd", "peak"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for row in rows:
+        name = f"{row.backend} {row.version}" if row.version else row.backend
+        table.add_row(
+            escape(name),
+            escape(row.route or "-"),
+            *(_ratio(row.errors.get(result)) for result in shown),
+            seconds_text(row.forward_s),
+            seconds_text(row.forward_backward_s),
+            bytes_text(row.peak_bytes),
+            _coloured(row.status),
+        )
+    screen.print(table)
+    screen.print(
+        f"Errors are multiples of the error bound (up to 1 agrees); times the median of "
+        f"{request.repeat}; peak resident memory above the warm process, of forward and backward."
+    )
+    for row in rows:
+        if row.why:
+            screen.print(f"{escape(row.backend)}: {_coloured(row.status)}: {escape(row.why)}")
+
+
+def print_backends(screen: Console, infos: Sequence[BackendInfo]) -> None:
+    """The table of `attnx backends`."""
+    table = Table(show_lines=True)
+    for name in ("backend", "status", "version", "devices", "capabilities", "from"):
+        table.add_column(name, overflow="fold")
+    for info in infos:
+        able = [info.reason] if info.reason else []
+        able += [capabilities_text(info.capabilities)] if info.capabilities else []
+        table.add_row(
+            escape(info.name),
+            _coloured(info.status),
+            escape(info.version or "-"),
+            escape(", ".join(info.devices) or "-"),
+            escape("\n".join(able)),
+            escape(info.distribution or "-"),
+        )
+    screen.print(table)
+
+
+def capabilities_text(capabilities: Capabilities) -> str:
+    """What a backend declares, in a few lines: lists by name, then what it has and lacks."""
+    declared = {field.name: getattr(capabilities, field.name) for field in fields(capabilities)}
+    lines = []
+    for name, value in declared.items():
+        words = "all" if value == MASK_KINDS else value
+        if isinstance(value, frozenset):
+            words = words if isinstance(words, str) else ", ".join(sorted(value)) or "none"
+        elif value is None or isinstance(value, bool):
+            continue
+        lines.append(f"{name.replace('_', ' ')}: {words}")
+    for label, wanted in (("has", True), ("lacks", False)):
+        found = [name.replace("_", " ") for name, value in declared.items() if value is wanted]
+        lines += [f"{label}: {', '.join(found)}"] if found else []
+    return "\n".join(lines)
+
+
+def print_doctor(screen: Console, records: Sequence[Record]) -> None:
+    """The table of `attnx doctor`."""
+    table = Table()
+    for name in ("subject", "status", "what was found", "what to do", "from"):
+        table.add_column(name, overflow="fold")
+    for record in records:
+        table.add_row(
+            escape(record.subject),
+            _coloured(record.status),
+            escape(record.detail or ""),
+            escape(record.remedy or ""),
+            escape(record.distribution or "-"),
+        )
+    screen.print(table)
+
+
+def _coloured(status: str) -> str:
+    colour = COLOURS.get(status)
+    return f"[{colour}]{escape(status)}[/]" if colour else escape(status)
+
+
+def _ratio(ratio: float | None) -> str:
+    if ratio is None:
+        return "-"
+    text = f"{ratio:.2g}" if ratio < 100 else f"{ratio:.1e}"
+    return text if ratio <= 1 else f"[bold red]{text}[/]"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """A duration with three digits and its unit."""
+    if seconds is None:
+        return "-"
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def bytes_text(count: int | None) -> str:
+    """A size in MB, of a million bytes."""
+    return "-" if count is None else f"{count / 1e6:.1f} MB"

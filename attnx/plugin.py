@@ -1,0 +1,137 @@
+"""The contract for a backend: everything a plugin author imports, and nothing else.
+
+pluggy is the control plane: a plugin is a module (or object) with `hookimpl` functions, found
+through the entry-point group `attnx` or registered by hand. A hook never stands on the path of a
+call; it is asked when backends are collected and when a plan is made.
+
+A backend in a few lines:
+
+    >>> import array_api_strict as xp
+    >>> from attnx import plugin
+    >>> class StrictLane(plugin.Lane):
+    ...     name, xp, array_types = "strict", xp, (type(xp.zeros(1)),)
+    >>> lane = StrictLane()
+    >>> spec = plugin.BackendSpec(
+    ...     name="strict",
+    ...     array_types=("array_api_strict.Array",),
+    ...     load=lambda: plugin.ArrayBackend("strict", lane),
+    ...     lane=lambda: lane,
+    ... )
+    >>> spec.api_version
+    1
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attnx._array_backend import ArrayBackend
+from attnx._call import Call, CallClass
+from attnx._contract import MASK_KINDS, Backend, Capabilities, Gradients, Reason, mask_kinds
+from attnx._lane import Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pluggy
+
+    hookspec: pluggy.HookspecMarker
+    hookimpl: pluggy.HookimplMarker
+
+__all__ = [
+    "API_VERSION",
+    "MASK_KINDS",
+    "SUPPORTED_API_VERSIONS",
+    "ArrayBackend",
+    "Backend",
+    "BackendSpec",
+    "Call",
+    "CallClass",
+    "Capabilities",
+    "Gradients",
+    "Lane",
+    "Reason",
+    "hookimpl",
+    "hookspecs",
+    "mask_kinds",
+]
+
+API_VERSION = 1
+"""The version of this contract."""
+
+SUPPORTED_API_VERSIONS = range(1, 2)
+"""Versions a spec may name; a spec outside them is refused with both numbers."""
+
+PROJECT = "attnx"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendSpec:
+    """A backend before it is loaded: cheap to make, and it imports no framework.
+
+    Attributes:
+        name: what users write in `backend=`; lower case, unique.
+        load: makes the `Backend`; the framework is imported here.
+        array_types: dotted names of the array classes of its framework, such as `"torch.Tensor"`.
+        lane: makes the `Lane` of those types, or None when another plugin's lane serves.
+        api_version: the version of the contract it was written for.
+        framework: the name of the lane it computes in; by default its own name.
+        requires: modules that must be importable, looked for without importing them.
+        summary: one line for tables.
+        install_hint: what to run when `requires` is not met.
+        settings: names of `ATTNX_*` environment variables that the plugin reads.
+    """
+
+    name: str
+    load: Callable[[], Backend]
+    array_types: tuple[str, ...] = ()
+    lane: Callable[[], Lane] | None = None
+    api_version: int = API_VERSION
+    framework: str = ""
+    requires: tuple[str, ...] = ()
+    summary: str = ""
+    install_hint: str = ""
+    settings: tuple[str, ...] = ()
+
+
+def __getattr__(name: str) -> Any:
+    """pluggy is imported with its first use, so that `import attnx` stays light."""
+    if name not in ("hookspec", "hookimpl"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import pluggy
+
+    markers = {
+        "hookspec": pluggy.HookspecMarker(PROJECT),
+        "hookimpl": pluggy.HookimplMarker(PROJECT),
+    }
+    globals().update(markers)
+    return markers[name]
+
+
+def hookspecs() -> Any:
+    """The hook specifications, as a pluggy namespace."""
+    import pluggy
+
+    spec = pluggy.HookspecMarker(PROJECT)
+
+    class Hooks:
+        """What a plugin may implement."""
+
+        @spec
+        def attnx_backends(self) -> list[BackendSpec]:  # type: ignore[empty-body]
+            """The backends of this plugin. It must not import a framework."""
+
+        @spec(firstresult=True)
+        def attnx_rank(self, call: CallClass, candidates: list[str]) -> list[str] | None:
+            """An order of preference among candidates, asked when a plan is made; None to pass."""
+
+        @spec
+        def attnx_planned(self, plan: Any, explanation: Any) -> None:
+            """Observe a new plan."""
+
+        @spec
+        def attnx_conformance_cases(self, backend: str) -> list[Any]:  # type: ignore[empty-body]
+            """Cases of the plugin's own for the conformance suite."""
+
+    return Hooks

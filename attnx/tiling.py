@@ -1,0 +1,62 @@
+"""From a mask to a tile plan: which (query block, key block) are empty, full or partial.
+
+This is where structure becomes speed: causal work is halved, and windows, segments and lengths cost
+what they show, because an empty tile is never touched and a full one never looks at the mask. The
+plan is found from the mask's structure alone, without an Lq x Lk array; it needs one byte a block.
+A plan may call an empty tile partial (it costs a little time), never the reverse.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attnx._visibility import Blocks, Grid, block_bounds, position_offset, visible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from attnx.masks import Mask
+
+__all__ = ["EMPTY", "FULL", "PARTIAL", "Grid", "position_offset", "tile_classes", "visible"]
+
+EMPTY, PARTIAL, FULL = 0, 1, 2
+
+
+def tile_classes(
+    mask: Mask,
+    xp: Any,
+    arange: Callable[[int, int], Any],
+    *,
+    Lq: int,
+    Lk: int,
+    q_size: int,
+    k_size: int,
+) -> Any:
+    """Classify every block of the (Lq, Lk) grid, for `Lq >= 1` and `Lk >= 1`.
+
+    Args:
+        mask: a canonical mask; its leaves may be traced.
+        xp: the array namespace to compute in (array API terms).
+        arange: `arange(start, stop)`, integers on the leaves' device.
+        Lq: number of queries.
+        Lk: number of keys.
+        q_size: rows of a block.
+        k_size: keys of a block.
+
+    Returns:
+        int8 array of shape (B or 1, Hq or 1, ceil(Lq / q_size), ceil(Lk / k_size)) that holds
+        `EMPTY`, `PARTIAL` or `FULL`.
+
+    Example:
+        >>> import numpy as np
+        >>> from attnx.masks import Causal
+        >>> tile_classes(Causal("top_left"), np, np.arange, Lq=6, Lk=6, q_size=2, k_size=3)[0, 0]
+        array([[1, 0],
+               [2, 1],
+               [2, 1]], dtype=int8)
+    """
+    offset = position_offset(mask, Lq, Lk)
+    some, every = block_bounds(mask, Blocks(xp, arange, Lq, Lk, q_size, k_size, offset))
+    classes = xp.astype(some, xp.int8) + xp.astype(some & every, xp.int8)
+    shape = (*classes.shape[:2], -(-Lq // q_size), -(-Lk // k_size))
+    return xp.broadcast_to(classes, shape)

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from attnx._call import CallClass
     from attnx.plugin import Backend, Lane
 
-__all__ = ["BoundPlan", "attention", "attention_vjp", "attention_weights", "explain", "merge", "plan"]
+__all__ = [
+    "BoundPlan",
+    "attention",
+    "attention_vjp",
+    "attention_weights",
+    "explain",
+    "merge",
+    "plan",
+]
 
 _plans: dict[tuple[CallClass, Choice], Plan] = {}
 
@@ -212,9 +220,7 @@ def attention_weights(
         >>> attnx.attention_weights(q, q, causal=True)[0].round(2).tolist()
         [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.33000001311302185, 0.33000001311302185, 0.33000001311302185]]
     """
-    options = Options(
-        mask, causal, bias, scale, softcap, sinks, None, layout, False, assume_finite
-    )
+    options = Options(mask, causal, bias, scale, softcap, sinks, None, layout, False, assume_finite)
     lane = lane_of(q)
     _gradients.refuse_recording(lane, "attention_weights", q, k, bias, sinks)
     ready = prepare(lane, q, k, k, options)

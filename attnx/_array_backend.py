@@ -129,7 +129,10 @@ class ArrayBackend(Backend):
             classes = tile_classes(
                 call.mask, xp, arange, Lq=call.Lq, Lk=call.Lk, q_size=q_size, k_size=k_size
             )
-            some, every = xp.any(classes != EMPTY, axis=(0, 1)), xp.all(classes == FULL, axis=(0, 1))
+            some, every = (
+                xp.any(classes != EMPTY, axis=(0, 1)),
+                xp.all(classes == FULL, axis=(0, 1)),
+            )
             table = self.host(xp.astype(some, xp.int8) + xp.astype(every, xp.int8))
         for row, i0 in enumerate(range(0, call.Lq, q_size)):
             i1 = min(i0 + q_size, call.Lq)

@@ -34,7 +34,14 @@ def forget() -> None:
 
 
 def attention(
-    q: Any, k: Any, v: Any, causal: Any, scale: Any, return_lse: Any, assume_finite: Any, backend: Any
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: Any,
+    scale: Any,
+    return_lse: Any,
+    assume_finite: Any,
+    backend: Any,
 ) -> Any:
     """The answer, or None when the call must take the long way."""
     fast_key = _lanes.get(type(q))

@@ -119,7 +119,7 @@ class Exchange:
         """The record, with every array in it over there."""
         mask = call.mask
         if mask is not None:
-            mask = map_leaves(mask, lambda _, __, leaf: leaf if isinstance(leaf, int) else self.send(leaf))
+            mask = map_leaves(
+                mask, lambda _, __, leaf: leaf if isinstance(leaf, int) else self.send(leaf)
+            )
         return call._replace(mask=mask, bias=self.send(call.bias), sinks=self.send(call.sinks))
-
-

@@ -121,7 +121,9 @@ class Registry:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit and pytest's Skipped included
-            self._fail(name, "failed", _say(error), f"repair or uninstall {name}", distribution, error)
+            self._fail(
+                name, "failed", _say(error), f"repair or uninstall {name}", distribution, error
+            )
             return
         self._register(plugin, name, distribution)
 
@@ -144,7 +146,9 @@ class Registry:
         except BaseException as error:
             if self._manager.is_registered(plugin):
                 self._manager.unregister(plugin)
-            self._fail(name, "failed", _say(error), f"repair or uninstall {name}", distribution, error)
+            self._fail(
+                name, "failed", _say(error), f"repair or uninstall {name}", distribution, error
+            )
         self._changed()
 
     def _add(self, spec: Any, plugin: str, distribution: str) -> None:

@@ -45,7 +45,9 @@ def read(environment: Mapping[str, str]) -> Settings:
     """
     names = [n.strip() for n in environment.get("ATTNX_PLUGINS", "").split(",") if n.strip()]
     allow = frozenset(n for n in names if not n.startswith("-"))
-    backends = tuple(n.strip() for n in environment.get("ATTNX_BACKEND", "").split(",") if n.strip())
+    backends = tuple(
+        n.strip() for n in environment.get("ATTNX_BACKEND", "").split(",") if n.strip()
+    )
     return Settings(
         backend=backends[0] if len(backends) == 1 else backends or None,
         allow=allow or None,

@@ -17,9 +17,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import attnx
+from attnx.cli._exchange import save_arrays
 from attnx.cli._memory import peak_above
 from attnx.cli._records import reason_record
 from attnx.cli._request import load_request
@@ -74,8 +73,9 @@ def run(request: Request, backend: str, target: Path) -> dict[str, Any]:
     except UnsupportedError as error:
         record["no_gradient"] = _line(error)
     gradient = record["no_gradient"] is None
-    _save({name: lane.to_numpy(a) for name, a in found.items() if a is not None}, target)
-    del out, lse, found
+    arrays = {name: lane.to_numpy(a) for name, a in found.items() if a is not None}
+    save_arrays(arrays, target / "result.safetensors")
+    del out, lse, found, arrays
     record["route"] = attnx.explain(q, k, v, return_lse=True, gradient=gradient, **options).route
     record["forward_s"] = _median(forward, request.repeat)
     if gradient:
@@ -108,14 +108,6 @@ def _median(work: Callable[[], Any], repeat: int) -> float:
         work()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
-
-
-def _save(arrays: dict[str, NDArray[Any]], target: Path) -> None:
-    from safetensors.numpy import save_file
-
-    save_file(
-        {n: np.ascontiguousarray(a) for n, a in arrays.items()}, target / "result.safetensors"
-    )
 
 
 def _line(error: BaseException) -> str:

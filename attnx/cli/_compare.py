@@ -26,7 +26,7 @@ from attnx.errors import ArgumentError, UnknownBackend, UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from attnx.plugin import BackendInfo
+    from attnx._registry import BackendInfo
 
 __all__ = ["compare"]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -77,16 +79,14 @@ def explain(
     lane = _lane(framework)
     shapes = _shapes(shape, q, k, v)
     arrays = [_zeros(lane, size, dtype) for size in shapes]
-    masks = []
+    masks: list[attnx.masks.Mask] = []
     if window is not None:
         masks.append(_window(window, causal_value(causal)))
     if lengths is not None:
         masks.append(_lengths(integers("--lengths", lengths), shapes[0]))
     if mask is not None:
         masks.append(attnx.Dense(_zeros(lane, integers("--mask", mask), "bool")))
-    combined = None
-    for part in masks:
-        combined = part if combined is None else combined & part
+    combined = functools.reduce(operator.and_, masks) if masks else None
     beside = bias_dtype or dtype
     heads = shapes[0][-2 if layout == "bshd" else -3] if len(shapes[0]) > 2 else 1
     found = attnx.explain(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnx.cli._exchange import load_arrays
 from attnx.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -93,11 +94,7 @@ def _read_npz(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="np") as archive:
-        arrays = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
-        metadata = archive.metadata() or {}
+    arrays, metadata = load_arrays(path)
     try:
         about = json.loads(metadata.get("about", "{}"))
     except ValueError:

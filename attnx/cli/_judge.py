@@ -70,7 +70,13 @@ def judge_all(
         (q, k, v), options = part.call()
         exact = reference(q, k, v, d_out=at.cut(d_out, "out"), **options)
         limits = {
-            tier: bounds(exact, q.dtype.name, scores=tier, **_dtypes(part.arrays))
+            tier: bounds(
+                exact,
+                q.dtype.name,
+                scores=tier,
+                bias_dtype=_dtype(part.arrays, "bias"),
+                sinks_dtype=_dtype(part.arrays, "sinks"),
+            )
             for tier in {tiers.get(backend, "float32") for backend in results}
         }
         for backend, arrays in results.items():
@@ -87,8 +93,8 @@ def judge_all(
     return verdicts
 
 
-def _dtypes(arrays: Arrays) -> dict[str, str]:
-    return {f"{n}_dtype": arrays[n].dtype.name for n in ("bias", "sinks") if n in arrays}
+def _dtype(arrays: Arrays, name: str) -> str | None:
+    return arrays[name].dtype.name if name in arrays else None
 
 
 def _check_form(request: Request, arrays: Arrays, verdict: dict[str, Verdict]) -> None:

@@ -9,8 +9,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnx import Explanation
-    from attnx.plugin import BackendInfo, Reason, Record
+    from attnx._dispatch import Explanation
+    from attnx._registry import BackendInfo, Record
+    from attnx.plugin import Reason
 
 __all__ = [
     "backend_record",

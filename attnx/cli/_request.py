@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnx.cli._exchange import load_arrays, save_arrays
 from attnx.masks import Dense, Lengths
 
 if TYPE_CHECKING:
@@ -64,26 +65,13 @@ class Request:
 
     def save(self, folder: Path) -> None:
         """Write the request into a folder, for `load_request`."""
-        from safetensors.numpy import save_file
-
-        arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
-        shapes = {name: list(array.shape) for name, array in self.arrays.items()}
-        save_file(arrays, folder / "inputs.safetensors")
-        record = {
-            "options": asdict(self.options),
-            "seed": self.seed,
-            "repeat": self.repeat,
-            "shapes": shapes,
-        }
+        save_arrays(self.arrays, folder / "inputs.safetensors")
+        record = {"options": asdict(self.options), "seed": self.seed, "repeat": self.repeat}
         (folder / "request.json").write_text(json.dumps(record), encoding="utf-8")
 
 
 def load_request(folder: Path) -> Request:
     """Read what `Request.save` wrote."""
-    from safetensors.numpy import load_file
-
     record = json.loads((folder / "request.json").read_text(encoding="utf-8"))
-    loaded = load_file(folder / "inputs.safetensors")
-    # ascontiguousarray made one axis of none: the shapes are restored from the record.
-    arrays = {name: a.reshape(record["shapes"][name]) for name, a in loaded.items()}
+    arrays, _ = load_arrays(folder / "inputs.safetensors")
     return Request(arrays, Options(**record["options"]), record["seed"], record["repeat"])

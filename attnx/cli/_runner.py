@@ -10,12 +10,14 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from attnx.cli._exchange import load_arrays
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from attnx.plugin import BackendInfo
+    from attnx._registry import BackendInfo
 
 __all__ = ["Row", "run_backend"]
 
@@ -83,8 +85,6 @@ def _environment() -> dict[str, str]:
 def _read(
     row: Row, target: Path, done: subprocess.CompletedProcess[bytes]
 ) -> tuple[Row, dict[str, NDArray[Any]]]:
-    from safetensors.numpy import load_file
-
     try:
         record = json.loads((target / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -99,7 +99,7 @@ def _read(
         setattr(row, name, record[name])
     if record["no_gradient"]:
         row.why = f"no gradients: {record['no_gradient']}"
-    return row, load_file(target / "result.safetensors")
+    return row, load_arrays(target / "result.safetensors")[0]
 
 
 def _last_words(done: subprocess.CompletedProcess[bytes]) -> str:

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from attnx._registry import BackendInfo, Record
     from attnx.cli._request import Request
     from attnx.cli._runner import Row
-    from attnx.plugin import BackendInfo, Capabilities, Record
+    from attnx.plugin import Capabilities
 
 __all__ = ["bytes_text", "print_backends", "print_comparison", "print_doctor", "seconds_text"]
 
+ONE_TABLE = 116  # columns of a terminal that hold errors and costs side by side
 COLOURS = {
     "agrees": "green",
     "available": "green",
@@ -38,25 +40,23 @@ COLOURS = {
 def print_comparison(screen: Console, title: str, request: Request, rows: Sequence[Row]) -> None:
     """The table of `attnx compare`, then a line for each backend that has something to say."""
     shown = [name for name in RESULTS if any(name in row.errors for row in rows)]
-    shown = shown or ["out", "lse", "dq", "dk", "dv"]
-    table = Table(title=escape(title), title_justify="left", title_style="")
-    for name in ("backend", "route"):
-        table.add_column(name, overflow="fold")
-    for name in (*shown, "forward", "fwd + bwd", "peak"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    for row in rows:
-        name = f"{row.backend} {row.version}" if row.version else row.backend
-        table.add_row(
-            escape(name),
-            escape(row.route or "-"),
-            *(_ratio(row.errors.get(result)) for result in shown),
-            seconds_text(row.forward_s),
-            seconds_text(row.forward_backward_s),
-            bytes_text(row.peak_bytes),
-            _coloured(row.status),
-        )
-    screen.print(table)
+    errors = shown or ["out", "lse", "dq", "dk", "dv"]
+    costs = ["forward", "fwd + bwd", "peak"]
+    # A narrow terminal gets two whole tables rather than one of clipped cells.
+    parts = [["backend", "route", *errors, *costs, "verdict"]]
+    if screen.width < ONE_TABLE:
+        parts = [["backend", *errors, "verdict"], ["backend", "route", *costs]]
+    for number, columns in enumerate(parts):
+        heading = None if number else escape(title)
+        table = Table(title=heading, title_justify="left", title_style="", pad_edge=len(parts) == 1)
+        for name in columns:
+            if name in ("backend", "route"):
+                table.add_column(name, min_width=8, overflow="fold")
+            else:
+                table.add_column(name, justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(*(_cell(row, name) for name in columns))
+        screen.print(table)
     screen.print(
         f"Errors are multiples of the error bound (up to 1 agrees); times the median of "
         f"{request.repeat}; peak resident memory above the warm process, of forward and backward."
@@ -64,6 +64,18 @@ def print_comparison(screen: Console, title: str, request: Request, rows: Sequen
     for row in rows:
         if row.why:
             screen.print(f"{escape(row.backend)}: {_coloured(row.status)}: {escape(row.why)}")
+
+
+def _cell(row: Row, column: str) -> str:
+    made = {
+        "backend": lambda: escape(f"{row.backend} {row.version or ''}".strip()),
+        "route": lambda: escape(row.route or "-"),
+        "forward": lambda: seconds_text(row.forward_s),
+        "fwd + bwd": lambda: seconds_text(row.forward_backward_s),
+        "peak": lambda: bytes_text(row.peak_bytes),
+        "verdict": lambda: _coloured(row.status),
+    }
+    return made[column]() if column in made else _ratio(row.errors.get(column))
 
 
 def print_backends(screen: Console, infos: Sequence[BackendInfo]) -> None:
@@ -126,7 +138,7 @@ def _coloured(status: str) -> str:
 def _ratio(ratio: float | None) -> str:
     if ratio is None:
         return "-"
-    text = f"{ratio:.2g}" if ratio < 100 else f"{ratio:.1e}"
+    text = f"{ratio:.2g}" if ratio < 100 else f"{ratio:.0e}"
     return text if ratio <= 1 else f"[bold red]{text}[/]"
 
 

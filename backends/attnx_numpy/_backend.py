@@ -1,19 +1,46 @@
-"""NumPy backend (first slice: the shared array tiles)."""
+"""The NumPy backend: its declaration, and the way to the kernels."""
 
 from __future__ import annotations
 
-from attnx.plugin import ArrayBackend, Capabilities
+from typing import TYPE_CHECKING, Any
+
+from attnx.plugin import ArrayBackend, Capabilities, Gradients
+from attnx_numpy import _backward, _forward
 from attnx_numpy._lane import LANE
+
+if TYPE_CHECKING:
+    from attnx.plugin import Call, CallClass
 
 __all__ = ["NumpyBackend"]
 
 
 class NumpyBackend(ArrayBackend):
-    """Shared tiles for now."""
+    """Blocked attention on NumPy's BLAS, with worker threads over tiles."""
 
     def __init__(self) -> None:
         super().__init__(
             "numpy",
             LANE,
-            Capabilities(dtypes=frozenset({"float16", "bfloat16", "float32", "float64"})),
+            Capabilities(
+                dtypes=frozenset({"float16", "bfloat16", "float32", "float64"}),
+                native_masks=frozenset(
+                    "causal window lengths starts prefix segments positions or not".split()
+                ),
+                deterministic=True,
+            ),
         )
+
+    def route(self, cls: CallClass) -> str:
+        """Tiles on BLAS, always."""
+        upcast = ", upcast a tile at a time" if cls.dtype in ("float16", "bfloat16") else ""
+        return f"blas tiles{upcast}"
+
+    def forward(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
+        """See `attnx.plugin.Backend.forward`."""
+        return _forward.forward(q, k, v, call)
+
+    def backward(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, d_out: Any, d_lse: Any, call: Call
+    ) -> Gradients:
+        """See `attnx.plugin.Backend.backward`."""
+        return _backward.backward(q, k, v, out, lse, d_out, d_lse, call)

@@ -1,0 +1,153 @@
+"""What forward and backward share: a call's operands by head, and the scores of one tile.
+
+A *strip* is what a job works on: some query heads of one batch entry that read one key/value head,
+with their rows stacked. Without grouped heads, or with many queries, it is one head; for short
+queries it is a whole group, so that a decode step is one product a group (S1.3).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from attnx_numpy._tiles import Tile, TilePlan
+
+if TYPE_CHECKING:
+    from attnx.plugin import Call
+    from attnx_numpy._threads import Scratch
+
+__all__ = ["Operands", "Strip", "Tiled", "leaked", "strips"]
+
+
+class Strip(NamedTuple):
+    """Query heads h0 to h1 of batch entry b, which read key/value head kh."""
+
+    b: int
+    kh: int
+    h0: int
+    h1: int
+
+    @property
+    def heads(self) -> slice:
+        """The query heads."""
+        return slice(self.h0, self.h1)
+
+
+def strips(call: Call, stacked_rows: int) -> list[Strip]:
+    """All strips; a group is stacked where its rows stay few."""
+    g = call.Hq // call.Hk
+    step = g if g * call.Lq <= stacked_rows else 1
+    return [Strip(b, h // g, h, h + step) for b in range(call.B) for h in range(0, call.Hq, step)]
+
+
+class Tiled(NamedTuple):
+    """A tile's scores, (heads * rows, keys), and what is visible.
+
+    Attributes:
+        s: scores of S2 before selection.
+        tanh: tanh(s / softcap), or None.
+        shown: visible pairs (heads, rows, keys), or None when all are.
+    """
+
+    s: Any
+    tanh: Any
+    shown: Any
+
+
+class Operands:
+    """A call's arrays and what is known of their values.
+
+    Attributes:
+        dtype: of scores and sums: float32, or float64 for float64 inputs (S5.2).
+        careful: some value that is not finite may have to be kept from rows that do not see it.
+        hiding_bias: the bias holds -inf somewhere.
+    """
+
+    def __init__(self, call: Call, q: Any, k: Any, v: Any, plan: TilePlan) -> None:
+        self.call, self.plan = call, plan
+        self.q, self.k, self.v = q, k, v
+        self.dtype = np.dtype(np.float64 if call.dtype == "float64" else np.float32)
+        self.careful = not call.assume_finite and not finite(q, k, v)
+        self.hiding_bias = False
+        if call.bias is not None and call.bias.size:
+            self.hiding_bias = bool(np.isneginf(call.bias.min()))
+            self.careful |= not call.bias.max() < np.inf
+
+    def rows(self, x: Any, strip: Strip, i0: int, i1: int) -> Any:
+        """Rows i0 to i1 of a strip, (heads * rows, D), in the accumulator's dtype."""
+        part = x[strip.b, strip.heads, i0:i1]
+        part = np.ascontiguousarray(part, dtype=self.dtype)
+        return part.reshape(-1, x.shape[-1])
+
+    def keys(self, x: Any, strip: Strip, tile: Tile) -> Any:
+        """A tile of k or v, (keys, D), in the accumulator's dtype; upcast a tile at a time."""
+        return x[strip.b, strip.kh, tile.j0 : tile.j1].astype(self.dtype, copy=False)
+
+    def scores(
+        self, strip: Strip, tile: Tile, q: Any, k: Any, scratch: Scratch, scaled: bool
+    ) -> Tiled:
+        """The scores of a tile in scratch memory; `scaled` when q holds the scale already."""
+        call = self.call
+        s = scratch("s", (q.shape[0], k.shape[0]), self.dtype)
+        np.matmul(q, k.T, out=s)
+        if not scaled:
+            s *= self.dtype.type(call.scale)
+        tanh = None
+        if call.softcap is not None:
+            tanh = scratch("tanh", s.shape, self.dtype)
+            np.divide(s, self.dtype.type(call.softcap), out=tanh)
+            np.tanh(tanh, out=tanh)
+            np.multiply(tanh, self.dtype.type(call.softcap), out=s)
+        shown = self.plan.shown(strip.b, strip.heads, tile) if tile.masked else None
+        if call.bias is not None:
+            part = self.bias(strip, tile)
+            view = s.reshape(strip.h1 - strip.h0, tile.i1 - tile.i0, -1)
+            view += part.astype(self.dtype, copy=False)
+            if self.hiding_bias:
+                unhidden = np.broadcast_to(part, (part.shape[0], *view.shape[1:])) != -np.inf
+                shown = unhidden if shown is None else shown & unhidden
+        return Tiled(s, tanh, shown)
+
+    def bias(self, strip: Strip, tile: Tile) -> Any:
+        """The bias of a tile, in its own dtype; axes of size 1 stay."""
+        full = self.call.bias
+        part = full[strip.b if full.shape[0] != 1 else 0]
+        part = part[strip.heads] if part.shape[0] != 1 else part
+        part = part[:, tile.i0 : tile.i1] if part.shape[1] != 1 else part
+        return part[:, :, tile.j0 : tile.j1] if part.shape[2] != 1 else part
+
+    def hide(self, tiled: Tiled, strip: Strip) -> None:
+        """Put -inf where a pair is hidden: by selection, whatever stands there."""
+        s, shown = tiled.s, tiled.shown
+        if shown is None:
+            return
+        view = s.reshape(strip.h1 - strip.h0, -1, s.shape[-1])
+        if self.careful:
+            np.copyto(view, -np.inf, where=~shown)
+        else:  # the same selection for finite scores, many times faster than a mask of booleans
+            np.add(view, np.where(shown, self.dtype.type(0), self.dtype.type(-np.inf)), out=view)
+
+
+def finite(*arrays: Any) -> bool:
+    """Whether all values are finite: a sum tells, unless it overflows; then each is looked at."""
+    for array in arrays:
+        if array is None or array.size == 0:
+            continue
+        total = np.add.reduce(
+            array, axis=None, dtype=np.float64 if array.itemsize > 2 else np.float32
+        )
+        if not np.isfinite(total) and not np.isfinite(array).all():
+            return False
+    return True
+
+
+def leaked(shown: Any, x: Any, transposed: bool = False) -> Any:
+    """What visible pairs (rows, keys) owe to the NaN and inf of x; 0 where they meet none (S4.2)."""
+    pairs = shown.astype(np.float32)
+    pairs = pairs.T if transposed else pairs
+    total = np.zeros((pairs.shape[0], x.shape[1]), np.float32)
+    for value, where in ((np.nan, np.isnan(x)), (np.inf, x == np.inf), (-np.inf, x == -np.inf)):
+        if where.any():
+            total[(pairs @ where.astype(np.float32)) > 0] += value
+    return total

@@ -211,6 +211,7 @@ def prepare(
         ArgumentTypeError: wrong types or dtypes, or several frameworks.
     """
     _checks.check_frameworks(lane, q, k, v, options)
+    q, k, v = lane.admit(q, k, v)
     dims = Dims(*_checks.check_shapes(q, k, v, options.layout))
     dtype = _checks.check_dtypes(lane, q, k, v)
     _checks.check_flags(options)
@@ -241,7 +242,7 @@ def prepare(
         need_lse=bool(options.return_lse) or gradient == "vjp",
         assume_finite=bool(options.assume_finite),
         gradient=gradient,
-        traced=lane.traced(q) or lane.traced(k) or lane.traced(v),
+        traced=any(lane.traced(x) for x in (q, k, v, bias, sinks) if x is not None),
     )
     xp = lane.xp
     call = Call(

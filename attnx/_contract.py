@@ -7,8 +7,6 @@ as the contract, so that the array base class can build on it.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from attnx.errors import UnsupportedError
@@ -34,6 +32,8 @@ def mask_kinds(structure: str | None) -> frozenset[str]:
     """
     if structure is None:
         return frozenset()
+    import re
+
     words = set(re.findall(r"[a-z]+(?=[\[&|)]|$)", re.sub(r"\[[^]]*\]", "[", structure)))
     words |= {"or"} if "|" in structure else set()
     words |= {"not"} if "~" in structure else set()
@@ -71,8 +71,7 @@ class Gradients(NamedTuple):
     sinks: Any = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Capabilities:
+class Capabilities(NamedTuple):
     """What a backend declares that it can do.
 
     Attributes:

@@ -52,6 +52,10 @@ class Lane:
         """Whether a transform is looking: the contents are not there to be read."""
         return False
 
+    def admit(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+        """q, k and v as the call takes them, before any check (torch's autocast, S5.1)."""
+        return q, k, v
+
     def readable(self, array: Any) -> bool:
         """Whether the contents can be read without tracing or synchronising a device (S8.1)."""
         return not self.traced(array) and self.device(array) == "cpu"

@@ -108,7 +108,9 @@ class _Compound(Mask):
         return f"({self._sign.join(part.structure for part in self.parts)})"
 
     def __eq__(self, other: object) -> bool:
-        return self.parts == other.parts if type(other) is type(self) else NotImplemented  # type: ignore[attr-defined]
+        if not isinstance(other, type(self)):
+            return NotImplemented
+        return self.parts == other.parts
 
     def __hash__(self) -> int:
         return hash((type(self), self.parts))

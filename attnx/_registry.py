@@ -305,27 +305,22 @@ class Registry:
     def info(self, name: str) -> BackendInfo:
         """What is known of a backend; loads it."""
         spec = self.specs[name]
-        common = {
-            "name": name, "framework": spec.framework or spec.name,
-            "array_types": spec.array_types, "summary": spec.summary,
-            "distribution": self._distributions[name],
-        }  # fmt: skip
+        blank = BackendInfo(
+            name, "unavailable", None, (), spec.framework or name, spec.array_types, None, None,
+            spec.summary, self._distributions[name],
+        )  # fmt: skip
         try:
             backend = self.backend(name)
         except UnavailableBackend as error:
             status = "failed" if error.__cause__ is not None else "unavailable"
-            return BackendInfo(
-                status=status, version=None, devices=(), capabilities=None, reason=str(error),
-                **common,
-            )  # fmt: skip
+            return blank._replace(status=status, reason=str(error))
         devices = backend.devices()
-        return BackendInfo(
+        return blank._replace(
             status="available" if devices else "unavailable",
             version=backend.version(),
             devices=devices,
             capabilities=backend.capabilities,
             reason=None if devices else "installed, but no device can compute",
-            **common,
         )
 
 

@@ -185,8 +185,8 @@ class Blocks(NamedTuple):
         size = self.q_size if name == "i" else self.k_size
         blocks = _in_blocks(self, leaf, leaf.ndim - 1, size)
         low, high = self.xp.min(blocks, axis=-1), self.xp.max(blocks, axis=-1)
-        shape = (low.shape[0] if leaf.ndim == 2 else 1, 1)
-        shape += (low.shape[-1], 1) if name == "i" else (1, low.shape[-1])
+        batch, count = (low.shape[0] if leaf.ndim == 2 else 1), low.shape[-1]
+        shape = (batch, 1, count, 1) if name == "i" else (batch, 1, 1, count)
         return self.xp.reshape(low, shape), self.xp.reshape(high, shape)
 
 

@@ -23,10 +23,8 @@ A backend in a few lines:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnx._array_backend import ArrayBackend
 from attnx._call import Call, CallClass
 from attnx._contract import MASK_KINDS, Backend, Capabilities, Gradients, Reason, mask_kinds
 from attnx._lane import Lane
@@ -35,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import pluggy
+
+    from attnx._array_backend import ArrayBackend
 
     hookspec: pluggy.HookspecMarker
     hookimpl: pluggy.HookimplMarker
@@ -66,8 +66,7 @@ SUPPORTED_API_VERSIONS = range(1, 2)
 PROJECT = "attnx"
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackendSpec:
+class BackendSpec(NamedTuple):
     """A backend before it is loaded: cheap to make, and it imports no framework.
 
     Attributes:
@@ -96,7 +95,12 @@ class BackendSpec:
 
 
 def __getattr__(name: str) -> Any:
-    """pluggy is imported with its first use, so that `import attnx` stays light."""
+    """What only a backend needs is imported with its first use: `import attnx` stays light."""
+    if name == "ArrayBackend":
+        from attnx._array_backend import ArrayBackend
+
+        globals()[name] = ArrayBackend
+        return ArrayBackend
     if name not in ("hookspec", "hookimpl"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import pluggy

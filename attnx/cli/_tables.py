@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -99,7 +98,7 @@ def print_backends(screen: Console, infos: Sequence[BackendInfo]) -> None:
 
 def capabilities_text(capabilities: Capabilities) -> str:
     """What a backend declares, in a few lines: lists by name, then what it has and lacks."""
-    declared = {field.name: getattr(capabilities, field.name) for field in fields(capabilities)}
+    declared = capabilities._asdict()
     lines = []
     for name, value in declared.items():
         words = "all" if value == MASK_KINDS else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from attnx.plugin import ArrayBackend, Capabilities, Gradients
-from attnx_numpy import _backward, _forward
+from attnx_numpy import _backward, _forward, _small
 from attnx_numpy._lane import LANE
 
 if TYPE_CHECKING:
@@ -31,12 +31,17 @@ class NumpyBackend(ArrayBackend):
         )
 
     def route(self, cls: CallClass) -> str:
-        """Tiles on BLAS, always."""
+        """Tiles on BLAS; small calls in one piece."""
         upcast = ", upcast a tile at a time" if cls.dtype in ("float16", "bfloat16") else ""
         return f"blas tiles{upcast}"
 
     def forward(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
         """See `attnx.plugin.Backend.forward`."""
+        if _small.suits(q, k, v, call):
+            if call.mask is None and call.bias is None:  # nothing to divide by 0
+                return _small.forward(q, k, v, call)
+            with LANE.quiet():
+                return _small.forward(q, k, v, call)
         return _forward.forward(q, k, v, call)
 
     def backward(

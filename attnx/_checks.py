@@ -42,7 +42,7 @@ AXES = {
 
 
 def check_frameworks(lane: Lane, q: Any, k: Any, v: Any, options: Options) -> None:
-    """q decides the framework; every other array must be of the same one."""
+    """The framework is q's; every other array must be of the same one."""
     arrays = {"q": q, "k": k, "v": v, "bias": options.bias, "sinks": options.sinks}
     if isinstance(options.mask, masks.Mask):
         for node, name, leaf in masks.leaves(options.mask):
@@ -151,7 +151,7 @@ def check_dtypes(lane: Lane, q: Any, k: Any, v: Any) -> str:
             )
         if got != dtype:
             raise ArgumentTypeError(
-                f"{name}: expected the dtype of q, {dtype}, got {got}; q, k and v must have one dtype"
+                f"{name}: expected the dtype of q, {dtype}, got {got}; q, k and v have one dtype"
             )
     return dtype
 
@@ -298,9 +298,8 @@ def _counts(lane: Lane, name: str, leaf: Any, q: Any, length: int, dims: Dims) -
     if dims.B:
         low, high = int(xp.min(leaf)), int(xp.max(leaf))
         if low < 0 or high > length:
-            raise ArgumentError(
-                f"{name}: expected counts within [0, {what}={length}], got {low if low < 0 else high}"
-            )
+            wrong = low if low < 0 else high
+            raise ArgumentError(f"{name}: expected counts within [0, {what}={length}], got {wrong}")
     return leaf
 
 

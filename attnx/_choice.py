@@ -84,7 +84,7 @@ def requested(backend: Any = None) -> Choice:
     return process.default if current is None else current
 
 
-class use_backend:  # noqa: N801 - reads as a verb where it is used, like numpy.errstate
+class use_backend:
     """Choose a backend for the calls inside a `with` block (this thread or task alone).
 
     Threads started inside by `run_in_executor` or `ThreadPoolExecutor.submit` do not inherit the

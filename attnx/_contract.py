@@ -18,7 +18,19 @@ if TYPE_CHECKING:
 __all__ = ["MASK_KINDS", "Backend", "Capabilities", "Gradients", "Reason", "mask_kinds"]
 
 MASK_KINDS = frozenset(
-    "causal window lengths starts prefix segments dense predicate positions or not".split()
+    {
+        "causal",
+        "window",
+        "lengths",
+        "starts",
+        "prefix",
+        "segments",
+        "dense",
+        "predicate",
+        "positions",
+        "or",
+        "not",
+    }
 )
 """Every kind of mask a backend can declare; `positions` are explicit q_pos and kv_pos."""
 
@@ -62,7 +74,7 @@ class Reason(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """The gradients of a call, each in its input's shape and dtype; None without that input (S6)."""
+    """Gradients, each in its input's shape and dtype; None without that input (S6)."""
 
     q: Any
     k: Any

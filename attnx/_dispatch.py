@@ -24,7 +24,7 @@ from attnx.errors import (
 from attnx.plugin import Backend, Call, CallClass, Gradients, Lane, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Candidate", "Explanation", "Plan", "explain_choice", "lane_of", "make_plan"]
 
@@ -110,16 +110,17 @@ class Plan:
         self.apply = impl.apply if exchange is None else exchange.around(impl.forward)
 
     def forward(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
-        """out and lse, without the framework's differentiation."""
+        """The answer (out, lse), constant to the framework's differentiation."""
         run = self.impl.forward if self._exchange is None else self.apply
         out: tuple[Any, Any] = run(q, k, v, call)
         return out
 
     def backward(self, arrays: Sequence[Any], call: Call) -> Gradients:
         """Gradients, for (q, k, v, out, lse, d_out, d_lse)."""
-        if self._exchange is None:
-            return self.impl.backward(*arrays, call)
-        return Gradients(*self._exchange.around(self.impl.backward)(*arrays, call))
+        run: Callable[..., Any] = self.impl.backward
+        return Gradients(
+            *(run if self._exchange is None else self._exchange.around(run))(*arrays, call)
+        )
 
     def weights(self, q: Any, k: Any, call: Call) -> Any:
         """P of S2.5."""

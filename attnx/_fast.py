@@ -59,11 +59,10 @@ def attention(
         return None
     dtype = q.dtype
     if (
-        B != Bk
-        or B != Bv
+        not B == Bk == Bv
         or Hk != Hv
         or Lk != Lv
-        or D != Dk
+        or Dk != D
         or not Hk
         or Hq % Hk
         or k.dtype != dtype

@@ -45,7 +45,7 @@ class Lane:
         return str(array.dtype).rsplit(".", 1)[-1]
 
     def device(self, array: Any) -> str:
-        """`"cpu"`, `"cuda:0"`, …"""
+        """The device's name: `"cpu"`, `"cuda:0"` and so on."""
         return "cpu"
 
     def traced(self, array: Any) -> bool:

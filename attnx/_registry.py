@@ -84,15 +84,21 @@ class Registry:
         self._backends: dict[str, Backend | UnavailableBackend] = {}
         self._lanes: dict[str, Lane] = {}
         self._manager: Any = None
+        self._collected = False
         self._lock = threading.RLock()
 
     @property
     def manager(self) -> Any:
-        """The pluggy manager, with every plugin collected."""
-        if self._manager is None:
+        """The pluggy manager, with every plugin collected.
+
+        Other threads wait while one collects; a plugin that comes here while it is being imported
+        sees what has been collected so far.
+        """
+        if not self._collected:
             with self._lock:
                 if self._manager is None:
                     self._collect()
+                    self._collected = True
         return self._manager
 
     def _collect(self) -> None:
@@ -105,7 +111,7 @@ class Registry:
         self._manager = manager
         found = importlib.metadata.entry_points(group=GROUP)
         # Our own plugins first, so that a third party cannot take their names or lanes.
-        for entry in sorted(found, key=lambda e: (not e.value.startswith("attnx_"), e.name)):
+        for entry in sorted(found, key=lambda e: (not _is_ours(e), e.name)):
             self._load_entry(entry)
         self._check_settings()
 
@@ -167,9 +173,19 @@ class Registry:
             detail = f"the name is taken by the plugin {self._owner[spec.name]!r}"
             self._fail(spec.name, "refused", detail, "rename one of them", distribution)
         else:
+            self._note_lane(spec, distribution)
             self.specs[spec.name] = spec
             self._owner[spec.name] = plugin
             self._distributions[spec.name] = distribution
+
+    def _note_lane(self, spec: BackendSpec, distribution: str) -> None:
+        """The first spec with a lane owns an array type; a second one is told of, and not asked."""
+        for other in self.specs.values():
+            shared = set(spec.array_types) & set(other.array_types)
+            if spec.lane is not None and other.lane is not None and shared:
+                detail = f"the lane of {', '.join(sorted(shared))} belongs to {other.name!r}"
+                remedy = f"leave the spec's lane out and set framework={other.name!r}"
+                self._note(Record(spec.name, "warning", detail, remedy, distribution))
 
     def _note(self, record: Record) -> None:
         self.records.append(record)
@@ -322,6 +338,10 @@ class Registry:
             capabilities=backend.capabilities,
             reason=None if devices else "installed, but no device can compute",
         )
+
+
+def _is_ours(entry: Any) -> bool:
+    return entry.dist is not None and entry.dist.name == PROJECT
 
 
 def _importable(module: str) -> bool:

@@ -80,7 +80,7 @@ def _spread(xp: Any, values: Any, axis: int) -> Any:
 
 def _take(xp: Any, array: Any, index: Any, axis: int) -> Any:
     if isinstance(index, slice):
-        return array[(slice(None),) * axis + (index,)]
+        return array[(*(slice(None),) * axis, index, ...)]
     return xp.take(array, index, axis=axis)
 
 
@@ -105,7 +105,7 @@ def visible(mask: Mask, grid: Grid) -> Any:
             return _key_position(mask, grid) <= _query_position(mask, grid)
         case Window():
             distance = _key_position(mask, grid) - _query_position(mask, grid)
-            shown = distance == distance  # noqa: PLR0124 - all True, with the right shape and device
+            shown = distance == distance
             if mask.left is not None:
                 shown = shown & (distance >= -mask.left)
             return shown if mask.right is None else shown & (distance <= mask.right)

@@ -1,4 +1,4 @@
-"""The mask objects (spec S3.6): what a query may see, said by structure and never as an L x L array.
+"""The mask objects (spec S3.6): what a query may see, said by structure, never as an L x L array.
 
 A mask is a small frozen tree. Its arrays (lengths, segment ids, positions) are leaves and may be
 traced; everything else is static and makes up `structure`, a string that a plan's key can hold.
@@ -257,7 +257,8 @@ class Predicate(Mask):
     def __init__(self, fn: Callable[[Any, Any, Any, Any], Any]) -> None:
         if not callable(fn):
             raise ArgumentTypeError(
-                f"Predicate: expected a function fn(b, h, i, j) -> bool array, got {type(fn).__name__}"
+                "Predicate: expected a function fn(b, h, i, j) -> bool array, "
+                f"got {type(fn).__name__}"
             )
         self._set(fn=fn)
 
@@ -336,7 +337,7 @@ def _freeze(owner: str, name: str, value: Any) -> Any:
 
 def _integer(value: Any) -> int | None:
     """A Python or NumPy integer as int; None for anything else, booleans included."""
-    if isinstance(value, bool) or hasattr(value, "shape") and value.shape != ():
+    if isinstance(value, bool) or (hasattr(value, "shape") and value.shape != ()):
         return None
     if hasattr(value, "dtype") and not hasattr(value, "item"):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attnx.plugin import ArrayBackend, Capabilities, Gradients
+from attnx.plugin import MASK_KINDS, ArrayBackend, Capabilities, Gradients
 from attnx_numpy import _backward, _forward, _small
 from attnx_numpy._lane import LANE
 
@@ -23,9 +23,7 @@ class NumpyBackend(ArrayBackend):
             LANE,
             Capabilities(
                 dtypes=frozenset({"float16", "bfloat16", "float32", "float64"}),
-                native_masks=frozenset(
-                    "causal window lengths starts prefix segments positions or not".split()
-                ),
+                native_masks=MASK_KINDS - {"dense", "predicate"},
                 deterministic=True,
             ),
         )

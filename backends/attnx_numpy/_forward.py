@@ -56,7 +56,7 @@ class _Values(NamedTuple):
 
 
 def forward(q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
-    """out (B, Hq, Lq, Dv) and lse (B, Hq, Lq)."""
+    """The answer: out (B, Hq, Lq, Dv) and lse (B, Hq, Lq)."""
     out = np.empty((call.B, call.Hq, call.Lq, call.Dv), q.dtype)
     lse = np.empty(
         (call.B, call.Hq, call.Lq), np.float64 if call.dtype == "float64" else np.float32

@@ -143,7 +143,7 @@ def finite(*arrays: Any) -> bool:
 
 
 def leaked(shown: Any, x: Any, transposed: bool = False) -> Any:
-    """What visible pairs (rows, keys) owe to the NaN and inf of x; 0 where they meet none (S4.2)."""
+    """What visible pairs (rows, keys) owe to the NaN and inf of x; 0 where there is none (S4.2)."""
     pairs = shown.astype(np.float32)
     pairs = pairs.T if transposed else pairs
     total = np.zeros((pairs.shape[0], x.shape[1]), np.float32)

@@ -36,7 +36,7 @@ def _tame(bias: Any) -> bool:
 
 
 def forward(q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
-    """out and lse of a call that `suits`."""
+    """The answer (out, lse) of a call that `suits`."""
     dtype = np.float64 if call.dtype == "float64" else np.float32
     B, Hq, Lq, Lk = call.B, call.Hq, call.Lq, call.Lk
     rows = (B, call.Hk, Hq // call.Hk * Lq, Lk)

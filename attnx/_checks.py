@@ -17,21 +17,18 @@ from attnx.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 if TYPE_CHECKING:
     from attnx._call import Dims, Options
     from attnx._lane import Lane
-    from attnx.masks import Mask
 
 __all__ = [
     "check_bias",
-    "check_causal",
     "check_dropout",
     "check_dtypes",
     "check_flags",
     "check_frameworks",
-    "check_mask",
-    "check_positions",
     "check_scale",
     "check_shapes",
     "check_sinks",
     "check_softcap",
+    "four_axes",
 ]
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
@@ -63,20 +60,23 @@ def check_frameworks(lane: Lane, q: Any, k: Any, v: Any, options: Options) -> No
 
 
 def _refuse_type(lane: Lane, name: str, array: Any, arrays: dict[str, Any]) -> None:
-    if name == "mask" and not hasattr(array, "shape"):
-        raise ArgumentTypeError(
-            "mask: expected a boolean array or a mask object of attnx.masks, "
-            f"got {type(array).__name__}"
+    if not hasattr(array, "shape") or _is_scalar(array):
+        wanted = (
+            "a boolean array or a mask object of attnx.masks"
+            if name == "mask"
+            else f"a {lane.name} array like q"
         )
-    if not hasattr(array, "shape"):
-        raise ArgumentTypeError(
-            f"{name}: expected a {lane.name} array like q, got {type(array).__name__}"
-        )
+        raise ArgumentTypeError(f"{name}: expected {wanted}, got {type(array).__name__}")
     found = ", ".join(f"{n} is {_type_name(a)}" for n, a in arrays.items() if a is not None)
     raise ArgumentTypeError(
         f"{name}: expected an array of q's framework, {lane.name}; arrays of different frameworks "
         f"came in one call: {found}. Convert {name} to {lane.name} first"
     )
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether a value is a NumPy scalar, which has a shape and is no array."""
+    return type(value).__module__ == "numpy" and value.shape == () and not hasattr(value, "resize_")
 
 
 def _type_name(array: Any) -> str:
@@ -86,7 +86,7 @@ def _type_name(array: Any) -> str:
 
 def check_shapes(q: Any, k: Any, v: Any, layout: Any) -> tuple[Any, ...]:
     """The fields of `Dims`, from three shapes that belong together (S1.1 to S1.3)."""
-    if layout not in AXES:
+    if not isinstance(layout, str) or layout not in AXES:
         raise ArgumentError(f"layout: expected 'bhsd' or 'bshd', got {layout!r}")
     shapes = {"q": tuple(q.shape), "k": tuple(k.shape), "v": tuple(v.shape)}
     rank = len(shapes["q"])
@@ -194,150 +194,10 @@ def _real(name: str, value: Any) -> float:
         raise ArgumentTypeError(
             f"{name}: expected a Python or NumPy scalar, got {_type_name(value)}; {instead}"
         )
-    return float(value)
-
-
-def check_causal(causal: Any, dims: Dims) -> str | None:
-    """The alignment that `causal=` asks for, or None (S3.5)."""
-    if causal is False:
-        return None
-    if causal is True:
-        if dims.Lq != dims.Lk:
-            _refuse_square("causal=True", dims, "causal='top_left'", "causal='bottom_right'")
-        return "top_left"
-    if isinstance(causal, str) and causal in ("top_left", "bottom_right"):
-        return causal
-    kind = ArgumentError if isinstance(causal, str) else ArgumentTypeError
-    raise kind(f"causal: expected False, True, 'top_left' or 'bottom_right', got {causal!r}")
-
-
-def _refuse_square(what: str, dims: Dims, top_left: str, bottom_right: str) -> None:
-    raise ArgumentError(
-        f"{what}: expected Lq == Lk, got Lq={dims.Lq} and Lk={dims.Lk}; write {top_left} (query i "
-        f"sees keys j <= i) or {bottom_right} (the last query sees all keys)"
-    )
-
-
-def check_positions(mask: Mask, dims: Dims) -> Mask:
-    """Resolve alignments that were left open, and refuse those that have no meaning (S3.5)."""
-    nodes = list(masks.walk(mask))
-    lengths = [node for node in nodes if isinstance(node, masks.Lengths)]
-    if lengths and any(getattr(node, "align", None) == "bottom_right" for node in nodes):
-        chain = mask.parts if isinstance(mask, masks.And) else (mask,)
-        if len(lengths) > 1:
-            raise ArgumentError(
-                f"mask: bottom_right beside {len(lengths)} Lengths has no single meaning; "
-                "give one Lengths, or explicit q_pos and kv_pos"
-            )
-        if not any(part is lengths[0] for part in chain):
-            raise ArgumentError(
-                "mask: bottom_right beside a Lengths under | or ~ has no meaning; put the Lengths "
-                "into the top-level & chain, or give explicit q_pos and kv_pos"
-            )
-    return _resolve(mask, dims)
-
-
-def _resolve(mask: Mask, dims: Dims) -> Mask:
-    if isinstance(mask, (masks.And, masks.Or)):
-        return type(mask)(_resolve(part, dims) for part in mask.parts)
-    if isinstance(mask, masks.Not):
-        return masks.Not(_resolve(mask.part, dims))
-    if not isinstance(mask, (masks.Causal, masks.Window)) or mask.align is not None:
-        return mask
-    name = type(mask).__name__
-    sizes = f"{mask.left}, {mask.right}, " if isinstance(mask, masks.Window) else ""
-    if mask.q_pos is None and dims.Lq != dims.Lk:
-        _refuse_square(
-            f"mask: {mask!r}", dims, f"{name}({sizes}'top_left')", f"{name}({sizes}'bottom_right')"
-        )
-    if mask.q_pos is not None or mask.kv_pos is not None:
-        return mask
-    if isinstance(mask, masks.Window):
-        return masks.Window(mask.left, mask.right, "top_left")
-    return masks.Causal("top_left")
-
-
-def check_mask(lane: Lane, mask: Any, q: Any, dims: Dims) -> Mask | None:
-    """A boolean array or a mask object, its leaves made canonical (S3.2, S3.3, S3.6)."""
-    if mask is None:
-        return None
-    if not isinstance(mask, masks.Mask):
-        return masks.Dense(_boolean(lane, "mask", mask, dims))
-
-    def canonical(node: Mask, field: str, leaf: Any) -> Any:
-        name = f"{type(node).__name__}.{field}"
-        if isinstance(node, masks.Dense):
-            return _boolean(lane, "mask", leaf, dims)
-        length = dims.Lq if field in ("q", "q_pos", "q_ids") else dims.Lk
-        if isinstance(node, (masks.Lengths, masks.Starts, masks.Prefix)):
-            return _counts(lane, name, leaf, q, length, dims)
-        return _positions(lane, name, leaf, q, length, dims)
-
-    return masks.map_leaves(mask, canonical)
-
-
-def _counts(lane: Lane, name: str, leaf: Any, q: Any, length: int, dims: Dims) -> Any:
-    """A count as an int, or as integers of shape (B,), within [0, L]."""
-    what = "Lq" if name == "Lengths.q" else "Lk"
-    if isinstance(leaf, int):
-        if leaf > length:
-            raise ArgumentError(f"{name}: expected at most {what}={length}, got {leaf}")
-        return leaf
-    leaf = _integers(lane, name, leaf, q)
-    if tuple(leaf.shape) not in (dims.batch, ()):
-        raise ArgumentError(
-            f"{name}: expected an integer or integers of shape *B = {dims.batch}, "
-            f"got shape {tuple(leaf.shape)}"
-        )
-    xp = lane.xp
-    if leaf.shape == ():
-        leaf = xp.broadcast_to(leaf, dims.batch)
-    leaf = xp.reshape(leaf, (dims.B,))
-    if not lane.readable(leaf):
-        return xp.clip(leaf, 0, length)
-    if dims.B:
-        low, high = int(xp.min(leaf)), int(xp.max(leaf))
-        if low < 0 or high > length:
-            wrong = low if low < 0 else high
-            raise ArgumentError(f"{name}: expected counts within [0, {what}={length}], got {wrong}")
-    return leaf
-
-
-def _positions(lane: Lane, name: str, leaf: Any, q: Any, length: int, dims: Dims) -> Any:
-    """Positions or ids as integers of shape (L,) or (B, L)."""
-    leaf = _integers(lane, name, leaf, q)
-    shape = tuple(leaf.shape)
-    if shape == (length,):
-        return leaf
-    if shape != (*dims.batch, length):
-        axis = "Lq" if length == dims.Lq and ".q_" in name else "Lk"
-        raise ArgumentError(
-            f"{name}: expected integers of shape ({axis},) = ({length},) or (*B, {axis}) = "
-            f"{(*dims.batch, length)}, got {shape}"
-        )
-    return lane.xp.reshape(leaf, (dims.B, length))
-
-
-def _integers(lane: Lane, name: str, leaf: Any, q: Any) -> Any:
-    if not isinstance(leaf, (int, tuple)):
-        dtype = lane.dtype_name(leaf)
-        if not dtype.startswith(("int", "uint")):
-            raise ArgumentTypeError(f"{name}: expected integers, got {dtype}")
-    return lane.integers(leaf, q)
-
-
-def _boolean(lane: Lane, name: str, array: Any, dims: Dims) -> Any:
-    dtype = lane.dtype_name(array)
-    if dtype != "bool":
-        raise ArgumentTypeError(
-            f"{name}: expected a boolean array (True = visible), got {dtype}; "
-            + (
-                "pass additive values as bias="
-                if dtype.startswith(("float", "bfloat", "int", "uint"))
-                else "compare it to get booleans"
-            )
-        )
-    return _four_axes(lane, name, array, dims)
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def check_bias(lane: Lane, bias: Any, q: Any, dtype: str, dims: Dims) -> Any:
@@ -351,7 +211,7 @@ def check_bias(lane: Lane, bias: Any, q: Any, dtype: str, dims: Dims) -> Any:
             "pass a boolean array as mask="
         )
     _check_companion("bias", got, dtype)
-    return _four_axes(lane, "bias", bias, dims)
+    return four_axes(lane, "bias", bias, dims)
 
 
 def _check_companion(name: str, got: str, dtype: str) -> None:
@@ -363,7 +223,7 @@ def _check_companion(name: str, got: str, dtype: str) -> None:
         )
 
 
-def _four_axes(lane: Lane, name: str, array: Any, dims: Dims) -> Any:
+def four_axes(lane: Lane, name: str, array: Any, dims: Dims) -> Any:
     """(1 or B, 1 or Hq, 1 or Lq, 1 or Lk); a partly broadcast *B is expanded, the rest is not."""
     full = (*dims.batch, dims.Hq, dims.Lq, dims.Lk)[-max(dims.rank, 2) :]
     shape = tuple(array.shape)

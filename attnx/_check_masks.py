@@ -1,0 +1,163 @@
+"""The checks of masks (S3): arrays and mask objects, brought to the form that backends read.
+
+They stand apart from the other checks because a mask is a tree: each of its leaves is named, checked
+and made canonical by itself, and positions have a meaning only when the whole tree is known.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attnx import masks
+from attnx._checks import four_axes
+from attnx.errors import ArgumentError, ArgumentTypeError
+
+if TYPE_CHECKING:
+    from attnx._call import Dims
+    from attnx._lane import Lane
+    from attnx.masks import Mask
+
+__all__ = ["check_causal", "check_mask", "check_positions"]
+
+
+def check_causal(causal: Any, dims: Dims) -> str | None:
+    """The alignment that `causal=` asks for, or None (S3.5)."""
+    if causal is False:
+        return None
+    if causal is True:
+        if dims.Lq != dims.Lk:
+            _refuse_square("causal=True", dims, "causal='top_left'", "causal='bottom_right'")
+        return "top_left"
+    if isinstance(causal, str) and causal in ("top_left", "bottom_right"):
+        return causal
+    kind = ArgumentError if isinstance(causal, str) else ArgumentTypeError
+    raise kind(f"causal: expected False, True, 'top_left' or 'bottom_right', got {causal!r}")
+
+
+def _refuse_square(what: str, dims: Dims, top_left: str, bottom_right: str) -> None:
+    raise ArgumentError(
+        f"{what}: expected Lq == Lk, got Lq={dims.Lq} and Lk={dims.Lk}; write {top_left} (query i "
+        f"sees keys j <= i) or {bottom_right} (the last query sees all keys)"
+    )
+
+
+def check_positions(mask: Mask, dims: Dims) -> Mask:
+    """Resolve alignments that were left open, and refuse those that have no meaning (S3.5)."""
+    nodes = list(masks.walk(mask))
+    lengths = [node for node in nodes if isinstance(node, masks.Lengths)]
+    if lengths and any(getattr(node, "align", None) == "bottom_right" for node in nodes):
+        chain = mask.parts if isinstance(mask, masks.And) else (mask,)
+        if len(lengths) > 1:
+            raise ArgumentError(
+                f"mask: bottom_right beside {len(lengths)} Lengths has no single meaning; "
+                "give one Lengths, or explicit q_pos and kv_pos"
+            )
+        if not any(part is lengths[0] for part in chain):
+            raise ArgumentError(
+                "mask: bottom_right beside a Lengths under | or ~ has no meaning; put the Lengths "
+                "into the top-level & chain, or give explicit q_pos and kv_pos"
+            )
+    return _resolve(mask, dims)
+
+
+def _resolve(mask: Mask, dims: Dims) -> Mask:
+    if isinstance(mask, (masks.And, masks.Or)):
+        return type(mask)(_resolve(part, dims) for part in mask.parts)
+    if isinstance(mask, masks.Not):
+        return masks.Not(_resolve(mask.part, dims))
+    if not isinstance(mask, (masks.Causal, masks.Window)) or mask.align is not None:
+        return mask
+    name = type(mask).__name__
+    sizes = f"{mask.left}, {mask.right}, " if isinstance(mask, masks.Window) else ""
+    if mask.q_pos is None and dims.Lq != dims.Lk:
+        _refuse_square(
+            f"mask: {mask!r}", dims, f"{name}({sizes}'top_left')", f"{name}({sizes}'bottom_right')"
+        )
+    if mask.q_pos is not None or mask.kv_pos is not None:
+        return mask
+    if isinstance(mask, masks.Window):
+        return masks.Window(mask.left, mask.right, "top_left")
+    return masks.Causal("top_left")
+
+
+def check_mask(lane: Lane, mask: Any, q: Any, dims: Dims) -> Mask | None:
+    """A boolean array or a mask object, its leaves made canonical (S3.2, S3.3, S3.6)."""
+    if mask is None:
+        return None
+    if not isinstance(mask, masks.Mask):
+        return masks.Dense(_boolean(lane, "mask", mask, dims))
+
+    def canonical(node: Mask, field: str, leaf: Any) -> Any:
+        name = f"{type(node).__name__}.{field}"
+        if isinstance(node, masks.Dense):
+            return _boolean(lane, "mask", leaf, dims)
+        length = dims.Lq if field in ("q", "q_pos", "q_ids") else dims.Lk
+        if isinstance(node, (masks.Lengths, masks.Starts, masks.Prefix)):
+            return _counts(lane, name, leaf, q, length, dims)
+        return _positions(lane, name, leaf, q, length, dims)
+
+    return masks.map_leaves(mask, canonical)
+
+
+def _counts(lane: Lane, name: str, leaf: Any, q: Any, length: int, dims: Dims) -> Any:
+    """A count as an int, or as integers of shape (B,), within [0, L]."""
+    what = "Lq" if name == "Lengths.q" else "Lk"
+    if isinstance(leaf, int):
+        if leaf > length:
+            raise ArgumentError(f"{name}: expected at most {what}={length}, got {leaf}")
+        return leaf
+    leaf = _integers(lane, name, leaf, q)
+    if tuple(leaf.shape) not in (dims.batch, ()):
+        raise ArgumentError(
+            f"{name}: expected an integer or integers of shape *B = {dims.batch}, "
+            f"got shape {tuple(leaf.shape)}"
+        )
+    xp = lane.xp
+    if leaf.shape == ():
+        leaf = xp.broadcast_to(leaf, dims.batch)
+    leaf = xp.reshape(leaf, (dims.B,))
+    if not lane.readable(leaf):
+        return xp.clip(leaf, 0, length)
+    if dims.B:
+        low, high = int(xp.min(leaf)), int(xp.max(leaf))
+        if low < 0 or high > length:
+            wrong = low if low < 0 else high
+            raise ArgumentError(f"{name}: expected counts within [0, {what}={length}], got {wrong}")
+    return leaf
+
+
+def _positions(lane: Lane, name: str, leaf: Any, q: Any, length: int, dims: Dims) -> Any:
+    """Positions or ids as integers of shape (L,) or (B, L)."""
+    leaf = _integers(lane, name, leaf, q)
+    shape = tuple(leaf.shape)
+    if shape == (length,):
+        return leaf
+    if shape != (*dims.batch, length):
+        axis = "Lq" if length == dims.Lq and ".q_" in name else "Lk"
+        raise ArgumentError(
+            f"{name}: expected integers of shape ({axis},) = ({length},) or (*B, {axis}) = "
+            f"{(*dims.batch, length)}, got {shape}"
+        )
+    return lane.xp.reshape(leaf, (dims.B, length))
+
+
+def _integers(lane: Lane, name: str, leaf: Any, q: Any) -> Any:
+    if not isinstance(leaf, (int, tuple)):
+        dtype = lane.dtype_name(leaf)
+        if not dtype.startswith(("int", "uint")):
+            raise ArgumentTypeError(f"{name}: expected integers, got {dtype}")
+    return lane.integers(leaf, q)
+
+
+def _boolean(lane: Lane, name: str, array: Any, dims: Dims) -> Any:
+    dtype = lane.dtype_name(array)
+    if dtype != "bool":
+        raise ArgumentTypeError(
+            f"{name}: expected a boolean array (True = visible), got {dtype}; "
+            + (
+                "pass additive values as bias="
+                if dtype.startswith(("float", "bfloat", "int", "uint"))
+                else "compare it to get booleans"
+            )
+        )
+    return four_axes(lane, name, array, dims)

@@ -1,0 +1,122 @@
+"""The forward kernel: an online softmax over tiles of keys, a block of queries at a time (S2).
+
+Pure JAX; `lax.scan` over heads and blocks of queries, a loop with bounds from the mask over tiles
+of keys. It must not be differentiated as it stands (that would keep every tile): `_backend` gives
+it a gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from attnx_jax._scores import Operands, accumulator, dot, finite, leak_rows, scores, unless_finite
+from attnx_jax._tiles import Tiles, repeat, sizes
+
+__all__ = ["forward", "weights"]
+
+
+def forward(careful: bool, q: Any, k: Any, v: Any, x: Operands) -> tuple[Any, Any]:
+    """out (B, Hq, Lq, Dv) in q's dtype and lse (B, Hq, Lq) in the accumulator's.
+
+    Args:
+        careful: whether unseen NaN and inf must be kept out (S4), where anything can be unseen.
+        q: (B, Hq, Lq, D).
+        k: (B, Hk, Lk, D).
+        v: (B, Hk, Lk, Dv).
+        x: the other operands.
+    """
+    s, acc = sizes(q, k, v, x.mask), accumulator(q.dtype)
+    if s.B == 0 or s.Lq == 0:
+        return jnp.zeros((*q.shape[:3], s.Dv), q.dtype), jnp.zeros(q.shape[:3], acc)
+    t = Tiles(s, x.mask, x.bias)
+    careful = careful and t.hides and s.Lk > 0
+
+    def chunk(_: Any, c: Any) -> Any:
+        def block(_: Any, i: Any) -> Any:
+            return None, _query_block(t, q, k, v, x, c, i, careful)
+
+        out, lse = repeat(s.nq, block, None)[1]
+        return None, (t.tiles_together(out, s.Lq), t.tiles_together(lse, s.Lq))
+
+    out, lse = (t.heads_together(y) for y in repeat(s.chunks[0] * s.chunks[1], chunk, None)[1])
+    if careful:
+        out = unless_finite(
+            (v,), lambda out: out + leak_rows(t, x.bias, v, acc).astype(out.dtype), out
+        )
+    return out, lse[..., 0]
+
+
+def _query_block(
+    t: Tiles, q: Any, k: Any, v: Any, x: Operands, c: Any, i: Any, careful: bool
+) -> tuple[Any, Any]:
+    """out and lse of one block of queries, (bc, hc·g, bq, …)."""
+    s, acc = t.s, accumulator(q.dtype)
+    rows = t.rows(q, c, i).astype(acc)
+    folded = (s.bc, s.hc, s.g * s.bq)
+
+    def tile(j: Any, carry: Any, masked: bool) -> Any:
+        m, total, seen, out = carry
+        values = t.keys(v, c, j).astype(acc)
+        made = scores(t, rows, t.keys(k, c, j).astype(acc), x, (c, i, j), masked)
+        score = made.s if made.shown is None else jnp.where(made.shown, made.s, -jnp.inf)
+        new = jnp.maximum(m, jnp.max(score, axis=-1, keepdims=True))
+        shift = jnp.where(new == -jnp.inf, 0.0, new)
+        p, factor = jnp.exp(score - shift), jnp.exp(m - shift)
+        total = total * factor + jnp.sum(p, axis=-1, keepdims=True)
+        seen = seen | (True if made.shown is None else jnp.any(made.shown, -1, keepdims=True))
+        if careful and made.shown is not None:
+            values = finite(values)
+        p = p.reshape(*folded, s.bk)
+        out = out * factor.reshape(*folded, 1) + dot(p, values, (3, 2))
+        return new, total, seen, out
+
+    shape = (s.bc, s.hc * s.g, s.bq, 1)
+    m, total = _start(t, x.sinks, c, shape, acc)
+    start = (m, total, jnp.zeros(shape, bool), jnp.zeros((*folded, s.Dv), acc))
+    kinds = t.kinds(c)
+    m, total, seen, out = (
+        t.sweep(None if kinds is None else kinds[i], s.nk, tile, start) if s.nk else start
+    )
+    answered = seen if x.sinks is None else jnp.ones_like(seen)
+    total = jnp.where(answered, total, 1.0)
+    out = jnp.where(seen, out.reshape(*shape[:3], s.Dv) / total, 0.0)
+    lse = jnp.where(answered, m + jnp.log(total), -jnp.inf)
+    return out.astype(q.dtype), lse
+
+
+def _start(t: Tiles, sinks: Any, c: Any, shape: tuple[int, ...], acc: Any) -> tuple[Any, Any]:
+    """Nothing seen yet; a sink is a logit that every row has seen (S2.3)."""
+    if sinks is None:
+        return jnp.full(shape, -jnp.inf, acc), jnp.zeros(shape, acc)
+    at = t.origin(c)[1] * t.s.g + jnp.arange(shape[1], dtype=jnp.int32)
+    m = jnp.broadcast_to(sinks[at].astype(acc)[None, :, None, None], shape)
+    return m, jnp.ones(shape, acc)
+
+
+def weights(q: Any, k: Any, x: Operands) -> Any:
+    """P of S2.5, (B, Hq, Lq, Lk) in q's dtype, some whole rows at a time."""
+    s, acc = sizes(q, k, k, x.mask, whole_rows=True), accumulator(q.dtype)
+    if 0 in (s.B, s.Lq, s.Lk):
+        return jnp.zeros((s.B, s.Hq, s.Lq, s.Lk), q.dtype)
+    t = Tiles(s, x.mask, x.bias)
+
+    def chunk(_: Any, c: Any) -> Any:
+        def block(_: Any, i: Any) -> Any:
+            rows, keys = t.rows(q, c, i).astype(acc), t.keys(k, c, 0).astype(acc)
+            made = scores(t, rows, keys, x, (c, i, 0), t.table is not None)
+            score = made.s if made.shown is None else jnp.where(made.shown, made.s, -jnp.inf)
+            m, total = _start(t, x.sinks, c, (*score.shape[:3], 1), acc)
+            m = jnp.maximum(m, jnp.max(score, axis=-1, keepdims=True))
+            shift = jnp.where(m == -jnp.inf, 0.0, m)
+            p = jnp.exp(score - shift)
+            if x.sinks is not None:
+                total = jnp.exp(_start(t, x.sinks, c, m.shape, acc)[0] - shift)
+            p = p / (total + jnp.sum(p, axis=-1, keepdims=True))
+            p = p if made.shown is None else jnp.where(made.shown, p, 0.0)
+            return None, p.astype(q.dtype)
+
+        return None, t.tiles_together(repeat(s.nq, block, None)[1], s.Lq)
+
+    return t.heads_together(repeat(s.chunks[0] * s.chunks[1], chunk, None)[1])

@@ -1,0 +1,45 @@
+"""Masks as JAX pytrees: arrays are leaves, everything else is structure.
+
+So a mask can be an argument of `jax.jit`, a carry of `lax.scan`, or mapped by `vmap`. JAX rebuilds
+trees from tracers and placeholders, so unflattening never runs a mask's own checks.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+
+from attnx import masks
+
+__all__ = ["register_masks"]
+
+CLASSES: tuple[type[masks.Mask], ...] = (
+    masks.And, masks.Or, masks.Not, masks.Causal, masks.Window, masks.Lengths, masks.Starts,
+    masks.Prefix, masks.Segments, masks.Dense, masks.Predicate,
+)  # fmt: skip
+
+
+def register_masks() -> None:
+    """Tell JAX of every mask class; done once, when the lane is made."""
+    for cls in CLASSES:
+        jax.tree_util.register_pytree_with_keys(
+            cls, _flatten_with_keys, partial(_unflatten, cls), _flatten
+        )
+
+
+def _flatten(mask: masks.Mask) -> tuple[tuple[Any, ...], tuple[Any, str]]:
+    return mask._arrays(), (mask._static(), mask.structure)
+
+
+def _flatten_with_keys(mask: masks.Mask) -> tuple[tuple[Any, ...], tuple[Any, str]]:
+    children, structure = _flatten(mask)
+    keys = map(jax.tree_util.GetAttrKey, mask._array_fields)
+    return tuple(zip(keys, children, strict=True)), structure
+
+
+def _unflatten(
+    cls: type[masks.Mask], structure: tuple[tuple[Any, ...], str], children: Any
+) -> masks.Mask:
+    return masks.rebuild(cls, structure[0], tuple(children), structure[1])

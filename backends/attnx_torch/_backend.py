@@ -1,0 +1,123 @@
+"""The PyTorch backend: which of its routes computes a call.
+
+A plan depends on a call's class; the route may also depend on sizes and on a look at the data, so
+`route` names the first choice and what else may serve. Every route gives the spec's answer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from attnx.plugin import ArrayBackend, Capabilities, Reason
+from attnx_torch import _autograd, _sdpa, _tiles
+from attnx_torch._lane import LANE
+
+if TYPE_CHECKING:
+    from attnx.plugin import Call, CallClass, Gradients
+
+__all__ = ["TorchBackend"]
+
+CAPABILITIES = Capabilities(
+    dtypes=frozenset({"float16", "bfloat16", "float32", "float64"}),
+    devices=frozenset({"cpu", "cuda"}),
+    native_masks=frozenset(
+        {"causal", "window", "lengths", "starts", "prefix", "segments", "positions", "or", "not"}
+    ),
+)
+
+
+class TorchBackend(ArrayBackend):
+    """SDPA where it is exact, tiles elsewhere, the careful array tiles where poison was met."""
+
+    def __init__(self) -> None:
+        super().__init__("torch", LANE, CAPABILITIES)
+
+    def devices(self) -> tuple[str, ...]:
+        """The host, and what CUDA reports."""
+        return ("cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count())))
+
+    def version(self) -> str:
+        """PyTorch's version."""
+        return str(torch.__version__)
+
+    def reasons(self, cls: CallClass) -> tuple[Reason, ...]:
+        """Transforms are refused: they would differentiate or batch steps that are not theirs."""
+        found = super().reasons(cls)
+        if cls.traced:
+            found += (Reason(
+                "transform", "torch.func, forward AD or torch.compile", "eager autograd",
+                "call attention outside it",
+            ),)  # fmt: skip
+        return found
+
+    def route(self, cls: CallClass) -> str:
+        """The first choice, and what else may serve."""
+        if _sdpa.may_serve(cls):
+            if cls.device != "cpu":
+                return "sdpa (isolation: unseen keys alone; no look at a device's data)"
+            return "sdpa" if cls.assume_finite else "sdpa; array tiles where a value is not finite"
+        tiles = "tiles" if cls.assume_finite else "tiles; array tiles where a value is not finite"
+        if _sdpa.may_mask(cls):
+            return f"sdpa with the mask spelled out up to {_sdpa.DENSE} scores; {tiles}"
+        return tiles
+
+    # The hooks of the base class ----------------------------------------------------------------
+
+    def block_sizes(self, call: Call) -> tuple[int, int]:
+        """Tiles of about a million scores over all heads; few queries get many keys."""
+        heads = max(1, call.B * call.Hq)
+        rows = 512
+        while rows > 64 and heads * rows * rows > 2 << 20:
+            rows //= 2
+        keys = rows
+        while keys < 8192 and heads * min(rows, call.Lq) * keys < 1 << 20:
+            keys *= 2
+        return rows, keys
+
+    def host(self, table: torch.Tensor) -> list[list[int]]:
+        """A small matrix as Python lists."""
+        listed: list[list[int]] = table.tolist()
+        return listed
+
+    def finite(self, *arrays: Any) -> bool:
+        """Whether all values are finite."""
+        return _tiles.finite(*arrays)
+
+    # What a call runs ---------------------------------------------------------------------------
+
+    def apply(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
+        """`forward`, recorded by autograd where it is watching."""
+        if call.cls.gradient is None:
+            return self.forward(q, k, v, call)
+        return _autograd.attend(self, q, k, v, call)
+
+    def forward(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
+        """See `Backend.forward`."""
+        if self.by_sdpa(q, k, v, call):
+            with self.lane.quiet():
+                return _sdpa.attend(q, k, v, call), None
+        return self.forward_tiles(q, k, v, call)
+
+    def by_sdpa(self, q: Any, k: Any, v: Any, call: Call) -> bool:
+        """Whether SDPA computes this call."""
+        cls = call.cls
+        return (_sdpa.may_serve(cls) or _sdpa.may_mask(cls)) and _sdpa.ready(q, k, v, call)
+
+    def forward_tiles(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
+        """out and lse by tiles."""
+        with torch.no_grad(), self.lane.quiet():
+            return _tiles.forward(self, q, k, v, call) or super().forward(q, k, v, call)
+
+    def backward(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, d_out: Any, d_lse: Any, call: Call
+    ) -> Gradients:
+        """See `Backend.backward`."""
+        arrays = (q, k, v, out, lse, d_out, d_lse)
+        with torch.no_grad(), self.lane.quiet():
+            return _tiles.backward(self, *arrays, call) or super().backward(*arrays, call)
+
+    def weights(self, q: Any, k: Any, call: Call) -> Any:
+        """See `ArrayBackend.weights`, which needs lse."""
+        return super().weights(q, k, call._replace(cls=call.cls._replace(need_lse=True)))

@@ -1,0 +1,212 @@
+"""PyTorch's tensors: what the core asks of them, and how they are handed over.
+
+Three kinds of tensor look like numbers and are not: those that a `torch.func` transform or forward
+AD is looking at, those that autocast is about to cast, and those whose layout is not strided. Each
+is told apart here, so that no later step detaches a tangent or reads memory that is not there.
+
+The exchange is written around two hazards: `torch.from_dlpack` of an array with a negative stride
+ends the process, and of a read-only one it gives a writable alias.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import array_api_compat.torch as xp
+import ml_dtypes
+import numpy as np
+import torch
+from torch.autograd import forward_ad
+from torch.masked import MaskedTensor
+
+from attnx.errors import ArgumentError, ArgumentTypeError
+from attnx.plugin import Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+__all__ = ["LANE", "TorchLane", "autocast_dtype"]
+
+# There is no public way to ask whether vmap, grad or jvp of torch.func is active.
+_functorch_active = torch._C._are_functorch_transforms_active
+_any_autocast = torch._C._is_any_autocast_enabled
+_is_compiling = torch.compiler.is_compiling
+_grad_enabled = torch.is_grad_enabled
+
+
+class TorchLane(Lane):
+    """`torch.Tensor`, dense and strided; parameters included, masked tensors refused."""
+
+    name = "torch"
+    xp = xp
+    array_types = (torch.Tensor,)
+    refused_types = (MaskedTensor,)
+
+    def dtype_name(self, array: torch.Tensor) -> str:
+        """PyTorch's name without `torch.`."""
+        return str(array.dtype)[6:]
+
+    def device(self, array: torch.Tensor) -> str:
+        """`"cpu"`, `"cuda:0"`, …"""
+        return str(array.device)
+
+    def traced(self, array: torch.Tensor) -> bool:
+        """Under `torch.func`, `torch.compile`, or as a dual number of forward AD."""
+        if _functorch_active() or _is_compiling():
+            return True
+        if forward_ad._current_level < 0:
+            return False
+        return forward_ad.unpack_dual(array).tangent is not None
+
+    def admit(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[Any, Any, Any]:
+        """Refuse what is no dense tensor on one device; under autocast, take its dtype (S5.1)."""
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if x.is_nested or x.layout is not torch.strided:
+                kind = "a nested tensor" if x.is_nested else f"layout {x.layout}"
+                raise ArgumentTypeError(
+                    f"{name}: expected a dense, strided tensor, got {kind}; "
+                    f"call {name}.to_{'padded_tensor' if x.is_nested else 'dense'}() first"
+                )
+            if x.device != q.device:
+                raise ArgumentError(
+                    f"{name}: expected the device of q, {q.device}, got {x.device}; "
+                    "nothing is moved silently"
+                )
+        target = autocast_dtype(q.device.type)
+        if target is None:
+            return q, k, v
+        return tuple(x if x.dtype is torch.float64 else x.to(target) for x in (q, k, v))
+
+    def fast_key(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        """Device and gradient; None where a transform or autocast asks for a longer look."""
+        if (
+            type(k) is not torch.Tensor
+            or type(v) is not torch.Tensor
+            or type(q) is not torch.Tensor
+            or _functorch_active()
+            or forward_ad._current_level >= 0
+            or _any_autocast()
+            or _is_compiling()
+            or q.layout is not torch.strided
+        ):
+            return None
+        device = q.device
+        if k.device != device or v.device != device:
+            return None
+        if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            return device, True
+        return device
+
+    def detached(self, array: Any) -> Any:
+        """A tensor that shares the memory and records nothing."""
+        return None if array is None else array.detach()
+
+    def wants_gradient(self, *arrays: Any) -> bool:
+        """Whether autograd is recording and any of these requires a gradient."""
+        return _grad_enabled() and any(a is not None and a.requires_grad for a in arrays)
+
+    def arange(self, start: int, stop: int, like: torch.Tensor) -> torch.Tensor:
+        """Integers on the device of `like`."""
+        return torch.arange(start, stop, device=like.device)
+
+    def full(self, shape: tuple[int, ...], value: Any, dtype: Any, like: Any) -> torch.Tensor:
+        """A filled tensor on the device of `like`."""
+        return torch.full(shape, value, dtype=dtype, device=like.device)
+
+    def integers(self, value: Any, like: torch.Tensor) -> torch.Tensor:
+        """Integers as int64 on the device of `like`."""
+        if isinstance(value, torch.Tensor):
+            return value.to(device=like.device, dtype=torch.int64)
+        return torch.tensor(value, dtype=torch.int64, device=like.device)
+
+    def quiet(self) -> AbstractContextManager[Any]:
+        """PyTorch warns of nothing; but autocast must not cast the steps of a kernel (S5.2)."""
+        return _NoAutocast() if _any_autocast() else nullcontext()
+
+    def vjp(  # type: ignore[override]  # the base class holds an optional callable
+        self, fn: Callable[..., Any], inputs: Sequence[Any], cotangents: Sequence[Any]
+    ) -> tuple[Any, Any]:
+        """Outputs and gradients by `torch.autograd.grad`, zeros for an input that is not used."""
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_() for x in inputs]
+            outputs = fn(*leaves)
+            made = outputs if isinstance(outputs, tuple) else (outputs,)
+            pairs = [
+                (y, dy) for y, dy in zip(made, cotangents, strict=True)
+                if dy is not None and y.requires_grad
+            ]  # fmt: skip
+            gradients = torch.autograd.grad(
+                [y for y, _ in pairs], leaves, [dy for _, dy in pairs],
+                allow_unused=True, materialize_grads=True,
+            )  # fmt: skip
+        outputs = tuple(y.detach() for y in made) if isinstance(outputs, tuple) else made[0].detach()
+        return outputs, gradients
+
+    def to_numpy(self, array: torch.Tensor) -> Any:
+        """A view where the tensor is on the host; bfloat16, which NumPy lacks, by its bits."""
+        array = _plain(array).cpu()
+        if array.dtype is torch.bfloat16:
+            return array.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return array.numpy()
+
+    def from_numpy(self, array: Any, like: torch.Tensor | None = None) -> torch.Tensor:
+        """A copy."""
+        tensor = _wrap(np.array(array, order="C", copy=True))
+        return tensor if like is None else tensor.to(like.device)
+
+    def export(self, array: torch.Tensor) -> Any:
+        """The tensor without autograd; on the host as NumPy, which is one view away."""
+        return self.to_numpy(array) if array.device.type == "cpu" else _plain(array)
+
+    def adopt(self, exported: Any) -> torch.Tensor:
+        """Zero-copy, except where the array is read-only or has strides that torch lacks."""
+        if not isinstance(exported, np.ndarray):
+            return torch.from_dlpack(exported)
+        size = exported.itemsize
+        strange = any(stride < 0 or stride % size for stride in exported.strides)
+        if strange or not exported.flags.writeable or not exported.dtype.isnative:
+            exported = np.array(exported, dtype=exported.dtype.newbyteorder("="), order="C")
+        return _wrap(exported)
+
+    def own(self, array: torch.Tensor) -> torch.Tensor:
+        """A copy: the memory may be another framework's, and read-only there."""
+        return array.clone(memory_format=torch.contiguous_format)
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The dtype that autocast asks for on a kind of device, or None when it is off."""
+    if not _any_autocast() or not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)
+
+
+class _NoAutocast:
+    """Switch autocast off, on every kind of device where it is on."""
+
+    def __init__(self) -> None:
+        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        self._contexts = [torch.autocast(kind, enabled=False) for kind in kinds]
+
+    def __enter__(self) -> None:
+        for context in self._contexts:
+            context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for context in reversed(self._contexts):
+            context.__exit__(*error)
+
+
+def _plain(array: torch.Tensor) -> torch.Tensor:
+    """Detached, with pending conjugation and negation done."""
+    return array.detach().resolve_conj().resolve_neg()
+
+
+def _wrap(array: Any) -> torch.Tensor:
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+LANE = TorchLane()

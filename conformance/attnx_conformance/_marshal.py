@@ -1,0 +1,151 @@
+"""A case's NumPy inputs as the arrays of a framework, in the layout and memory order asked for.
+
+The oracle and the backend get the same numbers; only here do they part. Layout and views are
+applied to the framework's own arrays, because a conversion would straighten them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnx.errors import UnsupportedError
+from attnx.masks import Mask, map_leaves
+from attnx.plugin import Lane
+
+from .cases import Inputs
+
+__all__ = ["Arguments", "NotApplicableError", "in_layout", "marshal", "same_bytes", "view_of"]
+
+Array = NDArray[Any]
+OPERANDS = ("q", "k", "v", "d_out", "d_lse", "bias", "sinks")
+
+
+class NotApplicableError(Exception):
+    """A case asks for something that a framework's arrays cannot be."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a call as a framework's arrays; None where a case has none."""
+
+    q: Any
+    k: Any
+    v: Any
+    d_out: Any
+    d_lse: Any
+    mask: Any
+    bias: Any
+    sinks: Any
+
+    def options(self) -> dict[str, Any]:
+        """Those that `attention` takes by keyword."""
+        given = {"mask": self.mask, "bias": self.bias, "sinks": self.sinks}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def snapshot(self, lane: Lane) -> dict[str, Array]:
+        """A copy of the contents of every operand, to see later that none was written to."""
+        names = [field.name for field in fields(self) if field.name != "mask"]
+        given = {name: getattr(self, name) for name in names}
+        return {
+            name: np.array(lane.to_numpy(array))
+            for name, array in given.items()
+            if array is not None
+        }
+
+
+def in_layout(inputs: Inputs, layout: str) -> Inputs:
+    """The same inputs with operands in a layout; the cases hold them in "bhsd"."""
+    if layout == "bhsd" or inputs.q.ndim == 2:
+        return inputs
+    moved = {name: np.swapaxes(getattr(inputs, name), -3, -2) for name in ("q", "k", "v", "d_out")}
+    if inputs.d_lse is not None:
+        moved["d_lse"] = np.swapaxes(inputs.d_lse, -1, -2)
+    return replace(inputs, **moved)
+
+
+def marshal(inputs: Inputs, lane: Lane) -> Arguments:
+    """The inputs as arrays of a lane's framework.
+
+    Raises:
+        NotApplicableError: The framework has no such dtype or no such view.
+    """
+    made: dict[str, Any] = {}
+    for name in (*OPERANDS, "mask"):
+        value = getattr(inputs, name)
+        if isinstance(value, Mask):
+            made[name] = map_leaves(value, lambda _node, _field, leaf: _leaf(leaf, lane))
+        elif value is None:
+            made[name] = None
+        else:
+            try:
+                made[name] = view_of(value, inputs.views.get(name), lane)
+            except UnsupportedError as error:  # JAX without 64-bit types, say
+                raise NotApplicableError(str(error)) from error
+            if lane.dtype_name(made[name]) not in (value.dtype.name, "bool"):
+                raise NotApplicableError(f"{lane.name} makes {value.dtype} {made[name].dtype}")
+    return Arguments(**made)
+
+
+def _leaf(leaf: Any, lane: Lane) -> Any:
+    return lane.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def view_of(array: Array, kind: str | None, lane: Lane) -> Any:
+    """A framework's array with these contents that lies in memory as `kind` says."""
+    if kind is None:
+        return lane.from_numpy(np.ascontiguousarray(array))
+    base, view = _VIEWS[kind](array, lane)
+    made = lane.from_numpy(np.ascontiguousarray(base))
+    if not hasattr(made, "strides") and not hasattr(made, "stride"):
+        raise NotApplicableError(f"arrays of {lane.name} have no strides")
+    try:
+        return view(made)
+    except ValueError as error:  # PyTorch has no negative strides
+        raise NotApplicableError(f"arrays of {lane.name} have no {kind} view: {error}") from error
+
+
+View = tuple[Array, Callable[[Any], Any]]
+
+
+def _transposed(array: Array, lane: Lane) -> View:
+    return np.swapaxes(array, -1, -2), lambda base: base.swapaxes(-1, -2)
+
+
+def _offset(array: Array, lane: Lane) -> View:
+    size = array.shape[-1]
+    base = np.full((*array.shape[:-1], size + 5), 77, dtype=array.dtype)
+    base[..., 3 : 3 + size] = array
+    return base, lambda made: made[..., 3 : 3 + size]
+
+
+def _reversed(array: Array, lane: Lane) -> View:
+    return array[..., ::-1, :], lambda base: base[..., ::-1, :]
+
+
+def _inner(array: Array, lane: Lane) -> View:
+    base = np.full((*array.shape[:-1], 2 * array.shape[-1]), 77, dtype=array.dtype)
+    base[..., ::2] = array
+    return base, lambda made: made[..., ::2]
+
+
+def _expanded(array: Array, lane: Lane) -> View:
+    return array[:1], lambda base: lane.xp.broadcast_to(base, array.shape)
+
+
+_VIEWS: Mapping[str, Callable[[Array, Lane], View]] = {
+    "transposed": _transposed,
+    "offset": _offset,
+    "reversed": _reversed,
+    "inner": _inner,
+    "expanded": _expanded,
+}
+
+
+def same_bytes(a: Array, b: Array) -> bool:
+    """Whether two arrays hold the same bits, NaN payloads and signs of zero included."""
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()

@@ -1,0 +1,29 @@
+"""The cases, by class. Each is data: what goes in, and which clauses and known faults it guards."""
+
+from . import bias, empty_rows, gradients, isolation, masks, numerics, outputs, strides
+from ._case import DTYPES, Case, Inputs, Shape
+
+__all__ = ["CASES", "DTYPES", "Case", "Inputs", "Shape", "find"]
+
+CASES: tuple[Case, ...] = (
+    *outputs.CASES,
+    *masks.CASES,
+    *bias.CASES,
+    *empty_rows.CASES,
+    *isolation.CASES,
+    *numerics.CASES,
+    *gradients.CASES,
+    *strides.CASES,
+)
+
+
+def find(name: str) -> Case:
+    """The case of that name.
+
+    Raises:
+        KeyError: There is none.
+    """
+    for case in CASES:
+        if case.name == name:
+            return case
+    raise KeyError(name)

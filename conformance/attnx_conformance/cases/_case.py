@@ -1,0 +1,190 @@
+"""What a case is: a frozen record with a seeded generator of inputs, and no code of its own.
+
+A case says what goes in and which clauses it guards; the oracle says what comes out. Sizes are
+chosen so that nothing agrees by accident: `B != Hq != L`, three query heads a key head and two key
+heads, `D != Dv`, and no size is a multiple of a tile unless the edge of a tile is the point.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnx_conformance._visibility import Grid, visibility
+from attnx_conformance.plain import numpy_dtype
+
+__all__ = ["BASE", "DTYPES", "Case", "Context", "Inputs", "Make", "Shape", "make", "square"]
+
+Array = NDArray[Any]
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+class Shape(NamedTuple):
+    """The sizes of one call. `batch=None` stands for 2-D inputs: one head and no batch."""
+
+    batch: tuple[int, ...] | None = (2,)
+    Hq: int = 6
+    Hk: int = 2
+    Lq: int = 9
+    Lk: int = 11
+    D: int = 8
+    Dv: int = 5
+
+    def of(self, heads: int, length: int, size: int) -> tuple[int, ...]:
+        """The shape of one operand in the layout bhsd."""
+        return (length, size) if self.batch is None else (*self.batch, heads, length, size)
+
+    @property
+    def grid(self) -> Grid:
+        """The shape of its score matrix."""
+        batch = self.batch or ()
+        rank = 2 if self.batch is None else len(batch) + 3
+        return Grid(batch, self.Hq, self.Lq, self.Lk, rank)
+
+
+BASE = Shape()
+
+
+def square(length: int, **sizes: Any) -> Shape:
+    """Self-attention over `length` tokens; the other sizes as in `BASE`."""
+    return BASE._replace(Lq=length, Lk=length)._replace(**sizes)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The arguments of one call, as NumPy arrays in the layout bhsd.
+
+    Attributes:
+        views: How an operand lies in memory, by its name: "transposed", "offset", "reversed",
+            "inner" (innermost stride 2) or "expanded" (stride 0 along the first axis).
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    d_out: Array
+    d_lse: Array | None = None
+    mask: Any = None
+    bias: Array | None = None
+    sinks: Array | None = None
+    views: Mapping[str, str] = field(default_factory=dict)
+
+
+class Context(NamedTuple):
+    """What a generator of inputs may draw on."""
+
+    rng: np.random.Generator
+    dtype: str
+    shape: Shape
+
+    def normal(self, *shape: int) -> Array:
+        """Standard normal values in float64; they are cast to the case's dtype at the end."""
+        return self.rng.standard_normal(shape)
+
+    @property
+    def low(self) -> np.dtype[Any]:
+        """The NumPy dtype of the case."""
+        return numpy_dtype(self.dtype)
+
+
+Make = Callable[[np.random.Generator, str], Inputs]
+Edit = Callable[[Context, dict[str, Any], NDArray[np.bool_]], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing that every backend must get right.
+
+    Attributes:
+        name: Unique, with words joined by hyphens.
+        clauses: The clauses of the specification that it guards.
+        profile: "forward", "masks", "gradients", "low-precision", "numerics" or "system".
+        make: Inputs for a generator and a dtype.
+        options: Scalar arguments: causal, scale, softcap, assume_finite.
+        compare: Results to judge; those that the call does not have are left out.
+        needs: Capabilities beyond those that the inputs and options ask for by themselves.
+        ids: Faults of the wild that it would have caught (`A1`, `B7`).
+        dtypes: Those that it makes sense for.
+    """
+
+    name: str
+    clauses: tuple[str, ...]
+    profile: str
+    make: Make
+    options: Mapping[str, Any] = field(default_factory=dict)
+    compare: tuple[str, ...] = ("out", "lse", "weights", "dq", "dk", "dv", "dbias", "dsinks")
+    needs: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = DTYPES
+
+    def inputs(self, dtype: str, seed: int = 0) -> Inputs:
+        """Its inputs, the same for a seed on any machine."""
+        name = zlib.crc32(self.name.encode())
+        return self.make(np.random.default_rng((seed, name, DTYPES.index(dtype))), dtype)
+
+
+def make(
+    shape: Shape = BASE,
+    *,
+    mask: Any = None,
+    bias: Callable[[Context], Array] | None = None,
+    bias_dtype: str | None = None,
+    sinks: bool = False,
+    sinks_dtype: str | None = None,
+    d_lse: bool = True,
+    causal: bool | str = False,
+    edits: tuple[Edit, ...] = (),
+    views: Mapping[str, str] | None = None,
+) -> Make:
+    """A generator of inputs.
+
+    Args:
+        shape: Of the call.
+        mask: A mask, or a function of the `Context` that makes one.
+        bias: Makes the bias, in float64.
+        bias_dtype: Of the bias; that of q when absent.
+        sinks: Whether there are sinks.
+        sinks_dtype: Of the sinks; that of q when absent.
+        d_lse: Whether lse has a cotangent.
+        causal: The option that the case passes, for edits that look at what is visible.
+        edits: Change the drawn float64 arrays in place, before they are cast.
+        views: As in `Inputs`.
+    """
+
+    def generate(rng: np.random.Generator, dtype: str) -> Inputs:
+        ctx = Context(rng, dtype, shape)
+        arrays: dict[str, Any] = {
+            "q": ctx.normal(*shape.of(shape.Hq, shape.Lq, shape.D)),
+            "k": ctx.normal(*shape.of(shape.Hk, shape.Lk, shape.D)),
+            "v": ctx.normal(*shape.of(shape.Hk, shape.Lk, shape.Dv)),
+            "d_out": ctx.normal(*shape.of(shape.Hq, shape.Lq, shape.Dv)),
+        }
+        if d_lse:
+            arrays["d_lse"] = ctx.normal(*arrays["q"].shape[:-1])
+        if bias is not None:
+            arrays["bias"] = bias(ctx)
+        if sinks:
+            arrays["sinks"] = ctx.normal(shape.Hq)
+        made = mask(ctx) if callable(mask) else mask
+        if edits:
+            seen = visibility(made, causal, arrays.get("bias"), shape.grid)
+            for edit in edits:
+                edit(ctx, arrays, seen)
+        types = dict.fromkeys(arrays, dtype)
+        types["d_lse"] = "float64" if dtype == "float64" else "float32"
+        types["bias"], types["sinks"] = bias_dtype or dtype, sinks_dtype or dtype
+        with np.errstate(over="ignore", invalid="ignore"):
+            cast = {name: arrays[name].astype(numpy_dtype(types[name])) for name in arrays}
+        for name, kind in (views or {}).items():
+            if kind == "expanded" and name != "mask":
+                cast[name][...] = cast[name][:1]
+            elif kind == "expanded":
+                made = np.array(np.broadcast_to(made[:1], made.shape))
+        return Inputs(**cast, mask=made, views=views or {})
+
+    return generate

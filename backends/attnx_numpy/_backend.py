@@ -31,7 +31,7 @@ class NumpyBackend(ArrayBackend):
     def route(self, cls: CallClass) -> str:
         """Tiles on BLAS; small calls in one piece."""
         upcast = ", upcast a tile at a time" if cls.dtype in ("float16", "bfloat16") else ""
-        return f"blas tiles{upcast}"
+        return f"blas tiles{upcast}; small calls in one piece"
 
     def forward(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
         """See `attnx.plugin.Backend.forward`."""
@@ -46,4 +46,6 @@ class NumpyBackend(ArrayBackend):
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, d_out: Any, d_lse: Any, call: Call
     ) -> Gradients:
         """See `attnx.plugin.Backend.backward`."""
+        if _backward.steep(lse, call):
+            return super().backward(q, k, v, out, lse, d_out, d_lse, call)
         return _backward.backward(q, k, v, out, lse, d_out, d_lse, call)

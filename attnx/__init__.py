@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from attnx import errors, masks
+from attnx import _install, errors, masks
 from attnx._api import attention, attention_vjp, attention_weights, explain, merge, plan
 from attnx._choice import set_default_backend, use_backend
 from attnx._report import backends, doctor, get_backend, register, unregister
@@ -43,3 +43,5 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+_install.look()

@@ -122,9 +122,9 @@ def attention(
     )
     lane = lane_of(q)
     ready = prepare(lane, q, k, v, options)
-    choice = requested(backend)
-    chosen = _plan_for(choice, ready.call.cls)
-    _fast.remember(lane, q, options, backend, choice, chosen, ready)
+    kept = _fast.memory()
+    chosen = _plan_for(requested(backend), ready.call.cls)
+    _fast.remember(kept, lane, q, options, backend, chosen, ready)
     return _outward(lane, ready, *chosen.apply(ready.q, ready.k, ready.v, ready.call))
 
 
@@ -260,7 +260,7 @@ def merge(parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
     for index, part in enumerate(parts):
         if not isinstance(part, (tuple, list)) or len(part) != 2:
             raise ArgumentTypeError(f"parts[{index}]: expected a pair (out, lse)")
-    lane = lane_of(parts[0][0])
+    lane = lane_of(parts[0][0], "parts[0].out")
     return _gradients.merge(lane, parts)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnx import _checks
+from attnx import _check_masks, _checks
 from attnx.masks import And, Causal, Mask
 
 if TYPE_CHECKING:
@@ -217,11 +217,10 @@ def prepare(
     _checks.check_flags(options)
     scale = _checks.check_scale(options.scale)
     softcap = _checks.check_softcap(options.softcap)
-    mask = _fold_causal(_checks.check_mask(lane, options.mask, q, dims), options.causal, dims)
-    mask = None if mask is None else _checks.check_positions(mask, dims)
+    mask = _fold_causal(_check_masks.check_mask(lane, options.mask, q, dims), options.causal, dims)
+    mask = None if mask is None else _check_masks.check_positions(mask, dims)
     bias = _checks.check_bias(lane, options.bias, q, dtype, dims)
     sinks = _checks.check_sinks(lane, options.sinks, dtype, dims)
-    _checks.check_dropout(options.dropout)
     if gradient is None and lane.wants_gradient(q, k, v, options.bias, options.sinks):
         gradient = "framework"
     cls = CallClass(
@@ -254,7 +253,7 @@ def prepare(
 
 def _fold_causal(mask: Mask | None, causal: Any, dims: Dims) -> Mask | None:
     """`causal` and `mask` always intersect (S3.1)."""
-    align = _checks.check_causal(causal, dims)
+    align = _check_masks.check_causal(causal, dims)
     if align is None:
         return mask
     return Causal(align) if mask is None else And((Causal(align), mask))

@@ -1,7 +1,7 @@
 """The checks of masks (S3): arrays and mask objects, brought to the form that backends read.
 
-They stand apart from the other checks because a mask is a tree: each of its leaves is named, checked
-and made canonical by itself, and positions have a meaning only when the whole tree is known.
+They stand apart from the other checks because a mask is a tree: each of its leaves is named,
+checked and made canonical by itself, and positions have a meaning only in the whole tree.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check_causal(causal: Any, dims: Dims) -> str | None:
 def _refuse_square(what: str, dims: Dims, top_left: str, bottom_right: str) -> None:
     raise ArgumentError(
         f"{what}: expected Lq == Lk, got Lq={dims.Lq} and Lk={dims.Lk}; write {top_left} (query i "
-        f"sees keys j <= i) or {bottom_right} (the last query sees all keys)"
+        f"stands at key i) or {bottom_right} (the last query stands at the last key)"
     )
 
 
@@ -67,17 +67,26 @@ def _resolve(mask: Mask, dims: Dims) -> Mask:
         return masks.Not(_resolve(mask.part, dims))
     if not isinstance(mask, (masks.Causal, masks.Window)) or mask.align is not None:
         return mask
-    name = type(mask).__name__
-    sizes = f"{mask.left}, {mask.right}, " if isinstance(mask, masks.Window) else ""
     if mask.q_pos is None and dims.Lq != dims.Lk:
-        _refuse_square(
-            f"mask: {mask!r}", dims, f"{name}({sizes}'top_left')", f"{name}({sizes}'bottom_right')"
-        )
+        _refuse_open(mask, dims)
     if mask.q_pos is not None or mask.kv_pos is not None:
         return mask
     if isinstance(mask, masks.Window):
         return masks.Window(mask.left, mask.right, "top_left")
     return masks.Causal("top_left")
+
+
+def _refuse_open(mask: masks.Causal | masks.Window, dims: Dims) -> None:
+    if mask.kv_pos is not None:
+        raise ArgumentError(
+            f"mask: {mask!r}: expected q_pos beside kv_pos where Lq != Lk, got Lq={dims.Lq} and "
+            f"Lk={dims.Lk}; the positions of the queries follow from nothing else"
+        )
+    name = type(mask).__name__
+    sizes = f"{mask.left}, {mask.right}, " if isinstance(mask, masks.Window) else ""
+    _refuse_square(
+        f"mask: {mask!r}", dims, f"{name}({sizes}'top_left')", f"{name}({sizes}'bottom_right')"
+    )
 
 
 def check_mask(lane: Lane, mask: Any, q: Any, dims: Dims) -> Mask | None:
@@ -142,11 +151,29 @@ def _positions(lane: Lane, name: str, leaf: Any, q: Any, length: int, dims: Dims
 
 
 def _integers(lane: Lane, name: str, leaf: Any, q: Any) -> Any:
-    if not isinstance(leaf, (int, tuple)):
-        dtype = lane.dtype_name(leaf)
-        if not dtype.startswith(("int", "uint")):
-            raise ArgumentTypeError(f"{name}: expected integers, got {dtype}")
-    return lane.integers(leaf, q)
+    """A leaf in the framework's index type, in which no value of it may wrap around."""
+    if isinstance(leaf, tuple):
+        _check_nested(name, leaf)
+        return lane.integers(leaf, q)
+    dtype = lane.dtype_name(leaf)
+    if not dtype.startswith(("int", "uint")):
+        raise ArgumentTypeError(f"{name}: expected integers, got {dtype}")
+    found = lane.integers(leaf, q)
+    if dtype == "uint64" and lane.readable(found) and bool(lane.xp.any(found < 0)):
+        raise ArgumentError(f"{name}: expected integers that fit into int64, got greater ones")
+    return found
+
+
+def _check_nested(name: str, leaf: Any) -> tuple[int, ...]:
+    """The shape of nested tuples, which must be rectangular and hold what int64 can."""
+    if isinstance(leaf, int):
+        if not -(2**63) <= leaf < 2**63:
+            raise ArgumentError(f"{name}: expected integers that fit into int64, got {leaf}")
+        return ()
+    shapes = {_check_nested(name, item) for item in leaf}
+    if len(shapes) > 1:
+        raise ArgumentError(f"{name}: expected lists of one length, got {masks.show(leaf)}")
+    return (len(leaf), *shapes.pop()) if shapes else (0,)
 
 
 def _boolean(lane: Lane, name: str, array: Any, dims: Dims) -> Any:

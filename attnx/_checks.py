@@ -12,7 +12,8 @@ import numbers
 from typing import TYPE_CHECKING, Any
 
 from attnx import masks
-from attnx.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from attnx._mask_base import is_scalar
+from attnx.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
     from attnx._call import Dims, Options
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_bias",
-    "check_dropout",
     "check_dtypes",
     "check_flags",
     "check_frameworks",
@@ -60,7 +60,7 @@ def check_frameworks(lane: Lane, q: Any, k: Any, v: Any, options: Options) -> No
 
 
 def _refuse_type(lane: Lane, name: str, array: Any, arrays: dict[str, Any]) -> None:
-    if not hasattr(array, "shape") or _is_scalar(array):
+    if not hasattr(array, "shape") or is_scalar(array):
         wanted = (
             "a boolean array or a mask object of attnx.masks"
             if name == "mask"
@@ -72,11 +72,6 @@ def _refuse_type(lane: Lane, name: str, array: Any, arrays: dict[str, Any]) -> N
         f"{name}: expected an array of q's framework, {lane.name}; arrays of different frameworks "
         f"came in one call: {found}. Convert {name} to {lane.name} first"
     )
-
-
-def _is_scalar(value: Any) -> bool:
-    """Whether a value is a NumPy scalar, which has a shape and is no array."""
-    return type(value).__module__ == "numpy" and value.shape == () and not hasattr(value, "resize_")
 
 
 def _type_name(array: Any) -> str:
@@ -197,7 +192,7 @@ def _real(name: str, value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        raise ArgumentError(f"{name}: expected a number that fits into a float") from None
 
 
 def check_bias(lane: Lane, bias: Any, q: Any, dtype: str, dims: Dims) -> Any:
@@ -228,23 +223,31 @@ def four_axes(lane: Lane, name: str, array: Any, dims: Dims) -> Any:
     full = (*dims.batch, dims.Hq, dims.Lq, dims.Lk)[-max(dims.rank, 2) :]
     shape = tuple(array.shape)
     if len(shape) != 2 and len(shape) != dims.rank:
-        hint = f"; {name}[None] or {name}[:, None] says which" if len(shape) == 3 else ""
-        readings = " (is it (B, Lq, Lk) or (Hq, Lq, Lk)?)" if len(shape) == 3 else ""
+        hint = {
+            1: f"; {name}[None] is one row for every query",
+            3: f" (is it (B, Lq, Lk) or (Hq, Lq, Lk)?); {name}[:, None] or {name}[None] says which",
+        }.get(len(shape), "")
         raise ArgumentError(
             f"{name}: expected shape (Lq, Lk) = {full[-2:]} or (*B, Hq, Lq, Lk) = {full}, each "
-            f"axis 1 or full, got {len(shape)} axes {shape}{readings}{hint}"
+            f"axis 1 or full, got {len(shape)} axes {shape}{hint}"
         )
     wanted = full if len(shape) == dims.rank else full[-2:]
     if any(n not in (1, m) for n, m in zip(shape, wanted, strict=True)):
         axes = "(*B, Hq, Lq, Lk)" if len(shape) > 2 else "(Lq, Lk)"
         raise ArgumentError(
-            f"{name}: expected shape {axes} = {wanted}, each axis 1 or full, got {shape}; the axes "
-            "of a mask or a bias are the same in either layout"
+            f"{name}: expected shape {axes} = {wanted}, each axis 1 or full, got {shape}; "
+            + (
+                f"for one row a batch entry write {name}[:, None, None, :]"
+                if dims.rank == 4 and shape == (dims.B, dims.Lk)
+                else "the axes of a mask or a bias are the same in either layout"
+            )
         )
     if len(shape) == 4:
         return array
     batch = shape[:-3]
     if any(n != 1 for n in batch) and batch != dims.batch:
+        if lane.dtype_name(array) in ("float16", "bfloat16"):  # its gradient sums over entries
+            array = lane.xp.astype(array, lane.xp.float32)
         array = lane.xp.broadcast_to(array, (*dims.batch, *shape[-3:]))
         batch = dims.batch
     flat = math.prod(batch) if batch != () else 1
@@ -264,9 +267,3 @@ def check_sinks(lane: Lane, sinks: Any, dtype: str, dims: Dims) -> Any:
             f"got {tuple(sinks.shape)}"
         )
     return sinks
-
-
-def check_dropout(dropout: Any) -> None:
-    """Dropout (S9) is not there yet; it must never be dropped silently."""
-    if dropout is not None:
-        raise UnsupportedError("dropout: no backend of this version of attnx has it (S9)")

@@ -10,14 +10,14 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from attnx import _install
+from attnx._contract import Backend
 from attnx._settings import SETTINGS
 from attnx.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
-
-    from attnx._contract import Backend
 
 __all__ = ["Choice", "requested", "set_default_backend", "use_backend"]
 
@@ -48,7 +48,7 @@ def normalize(backend: Any, argument: str) -> tuple[Any, ...] | None:
     if not items:
         raise ArgumentError(f"{argument}: expected at least one backend, got an empty sequence")
     for item in items:
-        if not isinstance(item, str) and not hasattr(item, "forward"):
+        if not isinstance(item, (str, Backend)):
             raise ArgumentTypeError(
                 f"{argument}: expected a name, a Backend or a sequence of them, "
                 f"got {type(item).__name__}"
@@ -71,6 +71,13 @@ class _Process:
 
 context: ContextVar[Choice | None] = ContextVar("attnx_backend", default=None)
 process = _Process()
+
+
+def _current() -> tuple[Choice | None, Choice]:
+    return context.get(), process.default
+
+
+_install.current = _current
 
 
 def requested(backend: Any = None) -> Choice:
@@ -125,8 +132,10 @@ class use_backend:
         self._tokens: list[tuple[Any, Choice | None]] = []
 
     def __enter__(self) -> use_backend:
+        _install.look()
         before = context.get()
         self._tokens.append((context.set(self._choice), before))
+        _install.tell()
         return self
 
     def __exit__(
@@ -135,11 +144,19 @@ class use_backend:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        token, before = self._tokens.pop()
-        try:
-            context.reset(token)
-        except ValueError:  # left in another Context, as asynchronous fixtures do
-            context.set(before)
+        self._leave()
+        _install.tell()
+
+    def _leave(self) -> None:
+        # One object may be entered several times, by several threads: each leaves its own entry.
+        for entry in self._tokens[::-1]:
+            try:
+                context.reset(entry[0])
+            except ValueError:
+                continue
+            self._tokens.remove(entry)
+            return
+        context.set(self._tokens.pop()[1])  # left in another Context, as asynchronous fixtures do
 
 
 def set_default_backend(backend: str | Backend | Sequence[str | Backend] | None) -> None:
@@ -156,3 +173,4 @@ def set_default_backend(backend: str | Backend | Sequence[str | Backend] | None)
     """
     names = normalize(backend, "set_default_backend")
     process.default = _Process.default if names is None else Choice(names, "set_default_backend")
+    _install.tell()

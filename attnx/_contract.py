@@ -195,6 +195,10 @@ class Backend:
         """The devices that can compute here and now."""
         return ("cpu",)
 
+    def no_device(self) -> str:
+        """Why `devices` is empty, in a few words."""
+        return "no device here"
+
     def version(self) -> str:
         """The framework's version."""
         return str(getattr(self.lane.xp, "__version__", "?"))

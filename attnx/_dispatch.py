@@ -7,11 +7,13 @@ and `use_backend(fallback=...)` is the way to ask for anything else (S8.3).
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnx import _interop
 from attnx._choice import Choice
+from attnx._loading import say
 from attnx._registry import registry
 from attnx.errors import (
     ArgumentTypeError,
@@ -19,12 +21,13 @@ from attnx.errors import (
     AttnxWarning,
     FallbackWarning,
     UnavailableBackend,
+    UnknownBackend,
     UnsupportedError,
 )
 from attnx.plugin import Backend, Call, CallClass, Gradients, Lane, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["Candidate", "Explanation", "Plan", "explain_choice", "lane_of", "make_plan"]
 
@@ -97,22 +100,38 @@ class Plan:
         explanation: the whole story.
     """
 
-    __slots__ = ("_exchange", "apply", "backend", "cls", "explanation", "impl", "reasons", "route")
+    __slots__ = (
+        "_exchange", "_warning", "apply", "backend", "cls", "explanation", "impl", "reasons",
+        "route",
+    )  # fmt: skip
 
     def __init__(
-        self, impl: Backend, cls: CallClass, explanation: Explanation, exchange: Any
-    ) -> None:
+        self, impl: Backend, cls: CallClass, explanation: Explanation, exchange: Any,
+        warning: str = "",
+    ) -> None:  # fmt: skip
         self.impl, self.cls, self.explanation = impl, cls, explanation
-        self._exchange = exchange
+        self._exchange, self._warning = exchange, warning
         self.backend = impl.name
         self.route = explanation.route
         self.reasons = {c.name: c.reasons for c in explanation.candidates if c.reasons}
-        self.apply = impl.apply if exchange is None else exchange.around(impl.forward)
+        self.apply = self._way_to(impl.apply if exchange is None else impl.forward)
+
+    def _way_to(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """A method of the backend, with the exchange around it and a fallback told of."""
+        if self._exchange is not None:
+            run = self._exchange.around(run)
+        if not self._warning:
+            return run
+
+        def told(*arguments: Any) -> Any:
+            _warn(self._warning, FallbackWarning)
+            return run(*arguments)
+
+        return told
 
     def forward(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
         """The answer (out, lse), constant to the framework's differentiation."""
-        run = self.impl.forward if self._exchange is None else self.apply
-        out: tuple[Any, Any] = run(q, k, v, call)
+        out: tuple[Any, Any] = self._way_to(self.impl.forward)(q, k, v, call)
         return out
 
     def backward(self, arrays: Sequence[Any], call: Call) -> Gradients:
@@ -124,41 +143,47 @@ class Plan:
 
     def weights(self, q: Any, k: Any, call: Call) -> Any:
         """P of S2.5."""
-        run = self.impl.weights
-        return (run if self._exchange is None else self._exchange.around(run))(q, k, call)
+        return self._way_to(self.impl.weights)(q, k, call)
 
 
-def lane_of(q: Any) -> Lane:
-    """The lane of q's framework."""
+def lane_of(q: Any, name: str = "q") -> Lane:
+    """The lane of an argument's framework."""
     lane = registry.lane_of(q)
     if lane is None:
         known = sorted({t for spec in registry.specs.values() for t in spec.array_types})
         kind = type(q)
         raise ArgumentTypeError(
-            f"q: expected an array of a registered framework ({', '.join(known)}), "
+            f"{name}: expected an array of a registered framework ({', '.join(known)}), "
             f"got {kind.__module__}.{kind.__qualname__}"
         )
     return lane
 
 
 def _examine(item: Any, cls: CallClass, choice: Choice) -> tuple[Backend | None, Candidate]:
-    """One backend against one class of calls."""
+    """One backend against one class of calls; a plugin that raises here cannot do any."""
     name = item if isinstance(item, str) else item.name
     try:
         backend = registry.backend(item) if isinstance(item, str) else item
-    except UnavailableBackend as error:
-        reason = Reason("backend", name, "not available here", str(error))
-        return None, Candidate(name, (reason,), False, str(error))
-    reasons = _interop.reasons(backend, cls, choice.transfer)
-    if not reasons:
-        reasons = _ask(backend, cls)
-    note = "" if reasons else _route(backend, cls)
+        reasons = _interop.reasons(backend, cls, choice.transfer) or _ask(backend, cls)
+        note = "" if reasons else _route(backend, cls)
+    except UnknownBackend as error:
+        raise UnknownBackend(f"{error} (asked by {choice.source})") from None
+    except Exception as error:
+        why = str(error) if isinstance(error, UnavailableBackend) else f"it failed: {say(error)}"
+        reason = Reason("backend", name, "not available here", why)
+        return None, Candidate(name, (reason,), False, why)
     return (None if reasons else backend), Candidate(name, reasons, False, note)
 
 
 def _ask(backend: Backend, cls: CallClass) -> tuple[Reason, ...]:
     local = cls._replace(device=_interop.device_of(backend, cls))
-    return tuple(backend.reasons(local))
+    reasons = tuple(backend.reasons(local))
+    for reason in reasons:
+        if not isinstance(reason, Reason):
+            raise TypeError(f"reasons() gave {type(reason).__name__}, not Reason")
+    if cls.dropout and not any(reason.option == "dropout" for reason in reasons):
+        reasons += (Reason("dropout", "given", "none", "this version of attnx has none (S9)"),)
+    return reasons
 
 
 def _route(backend: Backend, cls: CallClass) -> str:
@@ -176,12 +201,39 @@ def _candidates(choice: Choice, cls: CallClass) -> list[Any]:
 
 
 def _rank(cls: CallClass, names: list[str]) -> list[str] | None:
-    try:
-        ranked: list[str] | None = registry.manager.hook.attnx_rank(call=cls, candidates=names)
-    except Exception as error:
-        warnings.warn(f"attnx_rank failed and is passed over: {error}", AttnxWarning, stacklevel=2)
-        return None
-    return ranked
+    """The first order that a plugin gives; one that fails is told of and passed over."""
+    for plugin, ranked in _each("attnx_rank", call=cls, candidates=list(names)):
+        if ranked is None:
+            continue
+        if isinstance(ranked, (list, tuple)) and all(isinstance(name, str) for name in ranked):
+            return list(ranked)
+        _warn(f"attnx_rank of {plugin!r} gave {ranked!r}, not a list of names", AttnxWarning)
+    return None
+
+
+def _each(hook: str, **arguments: Any) -> Iterator[tuple[str, Any]]:
+    """Every plugin's answer to a hook, asked one by one, so that one which raises hides no other.
+
+    The last one registered is asked first, as pluggy does.
+    """
+    caller = getattr(registry.manager.hook, hook)
+    for implementation in reversed(caller.get_hookimpls()):
+        names = implementation.argnames
+        try:
+            answer = implementation.function(*(arguments[name] for name in names))
+        except Exception as error:
+            text = f"{hook} of {implementation.plugin_name!r} failed: {say(error)}"
+            _warn(text, AttnxWarning)
+        else:
+            yield implementation.plugin_name, answer
+
+
+def _warn(text: str, category: type[Warning]) -> None:
+    """Warn at the first line outside attnx, however deep the call stands."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("attnx."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level - 1)
 
 
 def make_plan(choice: Choice, cls: CallClass) -> Plan:
@@ -193,12 +245,17 @@ def make_plan(choice: Choice, cls: CallClass) -> Plan:
         UnknownBackend: nobody registered that name.
     """
     explanation, backend = _decide(choice, cls, everyone=False)
+    warning = ""
     if backend is None and choice.fallback != "raise" and choice.backends is not None:
+        why = "; ".join(f"{c.name}: {_join(c.reasons)}" for c in explanation.candidates)
         explanation, backend = _fall_back(choice, cls, explanation)
+        if backend is not None and choice.fallback == "warn":
+            warning = f"{backend.name} computes, because {why}"
     if backend is None:
         raise _refusal(explanation, choice, cls)
-    plan = Plan(backend, cls, explanation, _interop.exchange(backend, cls, registry))
-    _announce(plan, explanation)
+    plan = Plan(backend, cls, explanation, _interop.exchange(backend, cls, registry), warning)
+    for _ in _each("attnx_planned", plan=plan, explanation=explanation):
+        pass
     return plan
 
 
@@ -243,9 +300,6 @@ def _fall_back(
     explanation, backend = _decide(native, cls, everyone=False)
     if backend is None:
         return refused, None
-    if choice.fallback == "warn":
-        why = "; ".join(f"{c.name}: {_join(c.reasons)}" for c in refused.candidates)
-        warnings.warn(f"{backend.name} computes, because {why}", FallbackWarning, stacklevel=4)
     both = (*refused.candidates, *explanation.candidates)
     return explanation._replace(candidates=both), backend
 
@@ -271,11 +325,3 @@ def _refusal(explanation: Explanation, choice: Choice, cls: CallClass) -> AttnxE
         reasons=tuple(reason for c in refused for reason in c.reasons),
         alternatives=others,
     )
-
-
-def _announce(plan: Plan, explanation: Explanation) -> None:
-    """Tell observers; one that fails is told of, and never breaks the call."""
-    try:
-        registry.manager.hook.attnx_planned(plan=plan, explanation=explanation)
-    except Exception as error:
-        warnings.warn(f"attnx_planned failed: {error}", AttnxWarning, stacklevel=2)

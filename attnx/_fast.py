@@ -16,11 +16,10 @@ from attnx._choice import context, process
 
 if TYPE_CHECKING:
     from attnx._call import Options, Prepared
-    from attnx._choice import Choice
     from attnx._dispatch import Plan
     from attnx.plugin import Lane
 
-__all__ = ["attention", "forget", "remember"]
+__all__ = ["attention", "forget", "memory", "remember"]
 
 _lanes: dict[type, Any] = {}
 _plans: dict[Any, tuple[Any, ...]] = {}
@@ -32,6 +31,11 @@ def forget() -> None:
     """What is registered has changed: replace both dicts, so that a reader keeps its own."""
     global _plans, _lanes
     _plans, _lanes = {}, {}
+
+
+def memory() -> tuple[dict[type, Any], dict[Any, tuple[Any, ...]]]:
+    """Where a plan made from now on is kept, unless what is registered changes meanwhile."""
+    return _lanes, _plans
 
 
 def attention(
@@ -63,7 +67,7 @@ def attention(
         or Hk != Hv
         or Lk != Lv
         or Dk != D
-        or not Hk
+        or not (Hk and Hq)
         or Hq % Hk
         or k.dtype != dtype
         or v.dtype != dtype
@@ -91,8 +95,9 @@ def attention(
 
 
 def remember(
-    lane: Lane, q: Any, options: Options, backend: Any, choice: Choice, plan: Plan, ready: Prepared
-) -> None:
+    kept: tuple[dict[type, Any], dict[Any, tuple[Any, ...]]], lane: Lane, q: Any, options: Options,
+    backend: Any, plan: Plan, ready: Prepared,
+) -> None:  # fmt: skip
     """Keep a plan for the fast path, if the call that made it was plain."""
     plain = ready.dims.plain and not any(
         x is not None
@@ -112,5 +117,6 @@ def remember(
         options.assume_finite, type(options.assume_finite), backend,
         context.get() or process.default,
     )  # fmt: skip
-    _lanes[type(q)] = lane.fast_key
-    _plans[key] = (plan.apply, cls, call.mask, 1.0 / math.sqrt(call.D))
+    lanes, plans = kept
+    lanes[type(q)] = lane.fast_key
+    plans[key] = (plan.apply, cls, call.mask, 1.0 / math.sqrt(call.D))

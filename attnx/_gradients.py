@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from attnx._checks import FLOATING
 from attnx.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from attnx.plugin import Gradients, Reason
 
@@ -29,6 +30,8 @@ def pullback(
 ) -> Callable[..., Gradients]:
     """The function from cotangents to gradients, for one answer (S6.1)."""
     call, dims, xp = ready.call, ready.dims, lane.xp
+    # The answer belongs to the caller (S1.5), who may write into it before asking for gradients.
+    out, lse = xp.asarray(out, copy=True), xp.asarray(lse, copy=True)
 
     def pull(d_out: Any = None, d_lse: Any = None) -> Gradients:
         """Gradients for cotangents in the shapes of out and lse; None counts as 0."""
@@ -55,7 +58,7 @@ def _cotangent(lane: Lane, name: str, given: Any, answer: Any, ready: Prepared) 
     """A cotangent brought to the backend's shape, once it fits what it belongs to."""
     if given is None:
         return None
-    if not lane.owns(given):
+    if not lane.owns(given) or isinstance(given, lane.refused_types):
         raise ArgumentTypeError(
             f"{name}: expected a {lane.name} array like q, got {type(given).__name__}"
         )
@@ -79,14 +82,19 @@ def _as_given(xp: Any, gradient: Any, bias: Any, ready: Prepared) -> Any:
     if len(shape) > 4 and any(n != 1 for n in batch) and batch != ready.dims.batch:
         gradient = xp.reshape(gradient, (*ready.dims.batch, *gradient.shape[1:]))
         axes = tuple(a for a, n in enumerate(batch) if n == 1 and ready.dims.batch[a] != 1)
-        gradient = xp.sum(gradient, axis=axes, keepdims=True)
+        gradient = xp.astype(xp.sum(gradient, axis=axes, keepdims=True), bias.dtype)
     return xp.reshape(gradient, shape)
 
 
 def merge(lane: Lane, parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
     """See `attnx.merge`; only differentiable operations stand here, and -inf never meets -inf."""
-    xp = lane.xp
     _check_parts(lane, parts)
+    with lane.quiet():
+        return _joined(lane, parts)
+
+
+def _joined(lane: Lane, parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
+    xp = lane.xp
     lses = xp.stack([lse for _, lse in parts])
     top = xp.max(lane.detached(lses), axis=0)
     top = xp.where(top == -xp.inf, xp.zeros_like(top), top)
@@ -98,19 +106,30 @@ def merge(lane: Lane, parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
     joined = xp.zeros_like(outs[0])
     for index, out in enumerate(outs):
         weight = (weights[index, ...] / safe)[..., None]
-        joined = joined + xp.where(weight == 0, xp.zeros_like(out), out * weight)
+        empty = lses[index, ...] == -xp.inf
+        joined = joined + xp.where(empty[..., None], xp.zeros_like(out), out) * weight
     lse = xp.where(some, top + xp.log(safe), xp.full_like(top, -xp.inf))
     return xp.astype(joined, parts[0][0].dtype), lse
 
 
 def _check_parts(lane: Lane, parts: Sequence[tuple[Any, Any]]) -> None:
     first_out, first_lse = parts[0]
+    if lane.owns(first_out) and lane.dtype_name(first_out) not in FLOATING:
+        raise ArgumentTypeError(
+            f"parts[0].out: expected one of {', '.join(FLOATING)}, got {lane.dtype_name(first_out)}"
+        )
+    wide = "float64" if lane.dtype_name(first_out) == "float64" else "float32"
     for index, (out, lse) in enumerate(parts):
         for name, array, first in (("out", out, first_out), ("lse", lse, first_lse)):
             where = f"parts[{index}].{name}"
             if not lane.owns(array):
                 raise ArgumentTypeError(
                     f"{where}: expected a {lane.name} array, got {type(array).__name__}"
+                )
+            if name == "lse" and lane.dtype_name(array) != wide:
+                raise ArgumentTypeError(
+                    f"{where}: expected {wide} beside out in {lane.dtype_name(first_out)}, "
+                    f"got {lane.dtype_name(array)}"
                 )
             if tuple(array.shape) != tuple(first.shape):
                 raise ArgumentError(

@@ -37,9 +37,9 @@ def device_of(backend: Backend, cls: CallClass) -> str:
 
 def reasons(backend: Backend, cls: CallClass, transfer: bool) -> tuple[Reason, ...]:
     """Why arrays of this class cannot reach a backend."""
-    found = []
     if not backend.devices():
-        found.append(Reason("device", cls.device, "no device here"))
+        return (Reason("device", cls.device, backend.no_device()),)
+    found = []
     if _foreign(backend, cls):
         name = backend.lane.name
         if cls.gradient == "framework":

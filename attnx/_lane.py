@@ -117,5 +117,11 @@ class Lane:
         """A result whose memory no other framework can reach: a copy where it is shared."""
         return array
 
+    def follow(self, choice: Any, default: Any) -> None:
+        """Learn which backend is asked for in this thread now, or None, and by default (any hashable).
+
+        A framework with a cache of compiled programs makes it part of their key.
+        """
+
     def wait(self, *arrays: Any) -> None:
         """Return only when the arrays are computed (asynchronous frameworks)."""

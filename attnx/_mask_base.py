@@ -9,12 +9,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+from attnx import _install
 from attnx.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["And", "Mask", "Not", "Or", "leaves", "map_leaves", "rebuild", "show", "walk"]
+__all__ = [
+    "And",
+    "Mask",
+    "Not",
+    "Or",
+    "is_scalar",
+    "leaves",
+    "map_leaves",
+    "rebuild",
+    "show",
+    "walk",
+]
 
 
 class Mask:
@@ -32,6 +44,8 @@ class Mask:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "structure", self._key())
+        if _install.waiting:
+            _install.look()
 
     def _key(self) -> str:
         return type(self).__name__.lower()
@@ -42,11 +56,19 @@ class Mask:
     def __delattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"a mask is frozen: {name} cannot be deleted")
 
+    __array_ufunc__ = None  # an array beside & or | leaves the answer to the mask
+
     def __and__(self, other: Mask) -> Mask:
-        return And((self, other)) if isinstance(other, Mask) else NotImplemented
+        return And((self, other))
 
     def __or__(self, other: Mask) -> Mask:
-        return Or((self, other)) if isinstance(other, Mask) else NotImplemented
+        return Or((self, other))
+
+    def __rand__(self, other: Mask) -> Mask:
+        return And((other, self))
+
+    def __ror__(self, other: Mask) -> Mask:
+        return Or((other, self))
 
     def __invert__(self) -> Mask:
         return Not(self)
@@ -97,7 +119,7 @@ class _Compound(Mask):
 
     def __init__(self, parts: Iterable[Mask]) -> None:
         flat: list[Mask] = []
-        for part in parts:
+        for part in (parts,) if isinstance(parts, Mask) else parts:
             _check_part(type(self).__name__, part)
             flat.extend(part.parts if isinstance(part, type(self)) else (part,))
         if not flat:
@@ -212,7 +234,14 @@ def _check_part(owner: str, part: object) -> None:
         )
 
 
+def is_scalar(value: Any) -> bool:
+    """Whether a value is a NumPy scalar, which has a shape and is no array."""
+    kind = type(value)
+    return kind.__module__ == "numpy" and kind.__name__ != "ndarray" and value.shape == ()
+
+
 def show(value: Any) -> str:
+    """A leaf or a static field as `repr` says it; an array by dtype and shape."""
     if isinstance(value, tuple):
         return f"[{', '.join(show(item) for item in value)}]"
     if hasattr(value, "shape") and value.shape != ():

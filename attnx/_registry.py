@@ -7,13 +7,20 @@ milliseconds, and a plugin's module may be slow. Whatever goes wrong in one beco
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnx import _settings
-from attnx.errors import AttnxWarning, PluginError, UnavailableBackend, UnknownBackend
+from attnx import _install, _loading, _settings
+from attnx._loading import framework, say
+from attnx.errors import (
+    ArgumentTypeError,
+    AttnxWarning,
+    PluginError,
+    UnavailableBackend,
+    UnknownBackend,
+)
 from attnx.plugin import PROJECT, SUPPORTED_API_VERSIONS, Backend, BackendSpec, Lane, hookspecs
 
 if TYPE_CHECKING:
@@ -97,9 +104,20 @@ class Registry:
         if not self._collected:
             with self._lock:
                 if self._manager is None:
-                    self._collect()
-                    self._collected = True
+                    self._collect_or_forget()
         return self._manager
+
+    def _collect_or_forget(self) -> None:
+        """Collect; whatever raises (strict settings, Ctrl-C) leaves nothing half collected."""
+        try:
+            self._collect()
+            self._collected = True
+        except BaseException:
+            for kept in (self.specs, self._owner, self._distributions, self._backends, self._lanes):
+                kept.clear()
+            self.records.clear()
+            self._manager = None
+            raise
 
     def _collect(self) -> None:
         import importlib.metadata
@@ -127,9 +145,7 @@ class Registry:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit and pytest's Skipped included
-            self._fail(
-                name, "failed", _say(error), f"repair or uninstall {name}", distribution, error
-            )
+            self._fail_plugin(name, distribution, error)
             return
         self._register(plugin, name, distribution)
 
@@ -143,25 +159,20 @@ class Registry:
                 self._manager.unregister(plugin)
                 raise
             hook = getattr(plugin, "attnx_backends", None)
-            specs = hook() if hook is not None else []
-            for spec in specs:
-                self._add(spec, name, distribution)
-            self._note(Record(name, "ok", f"{len(specs)} backend(s)", "", distribution))
+            specs = _loading.check_specs([] if hook is None else hook())
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             if self._manager.is_registered(plugin):
                 self._manager.unregister(plugin)
-            self._fail(
-                name, "failed", _say(error), f"repair or uninstall {name}", distribution, error
-            )
+            self._fail_plugin(name, distribution, error)
+            return
+        for spec in specs:
+            self._add(spec, name, distribution)
+        self._note(Record(name, "ok", f"{len(specs)} backend(s)", "", distribution))
         self._changed()
 
-    def _add(self, spec: Any, plugin: str, distribution: str) -> None:
-        if not isinstance(spec, BackendSpec):
-            raise TypeError(
-                f"attnx_backends: expected BackendSpec objects, got {type(spec).__name__}"
-            )
+    def _add(self, spec: BackendSpec, plugin: str, distribution: str) -> None:
         supported = SUPPORTED_API_VERSIONS
         if spec.api_version not in supported:
             detail = (
@@ -188,7 +199,8 @@ class Registry:
                 self._note(Record(spec.name, "warning", detail, remedy, distribution))
 
     def _note(self, record: Record) -> None:
-        self.records.append(record)
+        if record not in self.records:
+            self.records.append(record)
 
     def _fail(
         self, subject: str, status: str, detail: str, remedy: str, distribution: str,
@@ -197,6 +209,10 @@ class Registry:
         self._note(Record(subject, status, detail, remedy, distribution))
         if self.settings.strict:
             raise PluginError(f"plugin {subject!r}: {detail}; {remedy}") from error
+
+    def _fail_plugin(self, name: str, distribution: str, error: BaseException) -> None:
+        remedy = f"repair or uninstall {name}"
+        self._fail(name, "failed", say(error), remedy, distribution, error)
 
     def _check_settings(self) -> None:
         declared = [name for spec in self.specs.values() for name in spec.settings]
@@ -231,7 +247,8 @@ class Registry:
                 del self._owner[backend], self._distributions[backend]
                 self._backends.pop(backend, None)
                 if spec.lane is not None:
-                    self._lanes.pop(spec.framework or spec.name, None)
+                    self._lanes.pop(framework(spec), None)
+                    _install.followers.pop(framework(spec), None)
             self.records = [r for r in self.records if r.subject != name]
             self._changed()
 
@@ -248,6 +265,8 @@ class Registry:
             UnavailableBackend: its framework or device is missing, or its plugin fails.
         """
         _ = self.manager
+        if not isinstance(name, str):
+            raise ArgumentTypeError(f"backend: expected a name, got {type(name).__name__}")
         loaded = self._backends.get(name)
         if loaded is None:
             with self._lock:
@@ -268,24 +287,14 @@ class Registry:
                 f"backend: no backend {name!r} is registered; there are "
                 f"{', '.join(map(repr, self.names()))}{hint}"
             )
-        missing = [module for module in spec.requires if not _importable(module)]
-        if missing:
-            hint = f"; {spec.install_hint}" if spec.install_hint else ""
-            return UnavailableBackend(
-                f"backend {name!r}: {', '.join(missing)} is not installed{hint}"
-            )
         try:
-            backend = spec.load()
-            if not isinstance(backend, Backend):
-                raise TypeError(f"load() returned {type(backend).__name__}, not a Backend")
-            backend.name = name
-            return backend
+            return _loading.load(spec)
         except KeyboardInterrupt:
             raise
         except UnavailableBackend as error:
             return error
         except BaseException as error:
-            detail = f"loading failed: {_say(error)}"
+            detail = f"loading failed: {say(error)}"
             self._fail(name, "failed", detail, "see the cause", self._distributions[name], error)
             failure = UnavailableBackend(f"backend {name!r}: {detail}")
             failure.__cause__ = error
@@ -295,75 +304,82 @@ class Registry:
         """The lane of the framework that an array belongs to, or None."""
         _ = self.manager
         for spec in self.specs.values():
-            if spec.lane is not None and any(_is_a(array, dotted) for dotted in spec.array_types):
-                return self.lane(spec.framework or spec.name)
+            if spec.lane is not None and any(_loading.is_a(array, t) for t in spec.array_types):
+                return self.lane(framework(spec))
         return None
 
-    def lane(self, framework: str) -> Lane:
-        """The lane of a framework; the first registered spec with one owns it."""
+    def lane(self, name: str) -> Lane:
+        """The lane of a framework; the first registered spec with one owns it.
+
+        Raises:
+            UnavailableBackend: nobody brings it, or its plugin fails.
+        """
         _ = self.manager
-        found = self._lanes.get(framework)
+        found = self._lanes.get(name)
         if found is None:
             with self._lock:
                 for spec in self.specs.values():
-                    if spec.lane is not None and (spec.framework or spec.name) == framework:
-                        found = self._lanes[framework] = spec.lane()
+                    if spec.lane is not None and framework(spec) == name:
+                        found = self._lanes[name] = self._load_lane(spec)
+                        found.follow(*_install.current())
+                        _install.followers[name] = found.follow
                         break
         if found is None:
-            raise UnavailableBackend(f"no registered backend brings a lane for {framework!r}")
+            raise UnavailableBackend(f"no registered backend brings a lane for {name!r}")
         return found
 
-    def native(self, framework: str) -> list[str]:
+    def install(self, name: str) -> None:
+        """Make a framework's lane before its arrays come, if anybody brings it."""
+        with suppress(UnavailableBackend):
+            self.lane(name)
+
+    def _load_lane(self, spec: BackendSpec) -> Lane:
+        try:
+            return _loading.load_lane(spec)
+        except (KeyboardInterrupt, UnavailableBackend):
+            raise
+        except BaseException as error:
+            detail = f"the lane failed: {say(error)}"
+            distribution = self._distributions[spec.name]
+            self._fail(spec.name, "failed", detail, "see the cause", distribution, error)
+            raise UnavailableBackend(f"backend {spec.name!r}: {detail}") from error
+
+    def native(self, name: str) -> list[str]:
         """Backends that compute in a framework, the owner of its lane first."""
-        names = [n for n, s in self.specs.items() if (s.framework or s.name) == framework]
+        names = [n for n, s in self.specs.items() if framework(s) == name]
         return sorted(names, key=lambda n: self.specs[n].lane is None)
 
     def info(self, name: str) -> BackendInfo:
         """What is known of a backend; loads it."""
         spec = self.specs[name]
         blank = BackendInfo(
-            name, "unavailable", None, (), spec.framework or name, spec.array_types, None, None,
+            name, "unavailable", None, (), framework(spec), spec.array_types, None, None,
             spec.summary, self._distributions[name],
         )  # fmt: skip
         try:
             backend = self.backend(name)
+            devices = tuple(backend.devices())
+            return blank._replace(
+                status="available" if devices else "unavailable",
+                version=backend.version(),
+                devices=devices,
+                capabilities=backend.capabilities,
+                reason=None if devices else f"installed, but {backend.no_device()}",
+            )
+        except KeyboardInterrupt:
+            raise
         except UnavailableBackend as error:
             status = "failed" if error.__cause__ is not None else "unavailable"
             return blank._replace(status=status, reason=str(error))
-        devices = backend.devices()
-        return blank._replace(
-            status="available" if devices else "unavailable",
-            version=backend.version(),
-            devices=devices,
-            capabilities=backend.capabilities,
-            reason=None if devices else "installed, but no device can compute",
-        )
+        except BaseException as error:
+            detail = f"it does not say what it is: {say(error)}"
+            self._fail(name, "failed", detail, "see the cause", self._distributions[name], error)
+            return blank._replace(status="failed", reason=detail)
 
 
 def _is_ours(entry: Any) -> bool:
     return entry.dist is not None and entry.dist.name == PROJECT
 
 
-def _importable(module: str) -> bool:
-    if module in sys.modules:
-        return sys.modules[module] is not None
-    import importlib.util
-
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
-
-
-def _is_a(array: Any, dotted: str) -> bool:
-    """Whether a value is of a class named by a dotted path, without importing its module."""
-    module, _, name = dotted.rpartition(".")
-    kind = getattr(sys.modules.get(module), name, None)
-    return kind is not None and isinstance(array, kind)
-
-
-def _say(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
-
-
 registry = Registry(_settings.SETTINGS)
+_install.install = registry.install

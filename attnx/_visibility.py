@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnx.errors import ArgumentTypeError
+from attnx.errors import ArgumentError, ArgumentTypeError
 from attnx.masks import (
     And,
     Causal,
@@ -158,7 +158,16 @@ def _ask(mask: Predicate, grid: Grid) -> Any:
             "Predicate: expected fn(b, h, i, j) to return a boolean array of the call's framework, "
             f"got {getattr(shown, 'dtype', type(shown).__name__)}"
         )
-    return shown if getattr(shown, "ndim", 0) == 4 else grid.xp.reshape(shown, (1, 1, 1, 1))
+    shape = tuple(getattr(shown, "shape", ()))
+    if shape == ():
+        return grid.xp.reshape(shown, (1, 1, 1, 1))
+    full = tuple(grid.axis(name).shape["bhij".index(name)] for name in "bhij")
+    if len(shape) != 4 or any(n not in (1, m) for n, m in zip(shape, full, strict=True)):
+        raise ArgumentError(
+            "Predicate: expected fn(b, h, i, j) to return what its arguments broadcast to, "
+            f"each axis of {full} 1 or full, got shape {shape}"
+        )
+    return shown
 
 
 class Blocks(NamedTuple):

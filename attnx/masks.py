@@ -17,7 +17,18 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any
 
-from attnx._mask_base import And, Mask, Not, Or, leaves, map_leaves, rebuild, walk
+from attnx._mask_base import (
+    And,
+    Mask,
+    Not,
+    Or,
+    is_scalar,
+    leaves,
+    map_leaves,
+    rebuild,
+    show,
+    walk,
+)
 from attnx.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
@@ -39,6 +50,7 @@ __all__ = [
     "leaves",
     "map_leaves",
     "rebuild",
+    "show",
     "walk",
 ]
 
@@ -235,6 +247,11 @@ class Dense(Mask):
     def __init__(self, array: Any) -> None:
         if isinstance(array, Mask):
             raise ArgumentTypeError(f"Dense: expected a boolean array, got the mask {array!r}")
+        if not hasattr(array, "shape"):
+            raise ArgumentTypeError(
+                f"Dense: expected a boolean array, got {type(array).__name__}; "
+                "make it an array of q's framework first"
+            )
         self._set(array=array)
 
 
@@ -273,9 +290,10 @@ def _position_key(mask: Causal | Window) -> str:
 
 
 def _check_align(owner: str, align: str | None, q_pos: Any, kv_pos: Any) -> None:
-    if align is not None and align not in ALIGNMENTS:
-        raise ArgumentError(
-            f"{owner}: align: expected 'top_left', 'bottom_right' or None, got {align!r}"
+    if align is not None and not (isinstance(align, str) and align in ALIGNMENTS):
+        hint = "; positions go by name: q_pos=, kv_pos=" if hasattr(align, "shape") else ""
+        raise (ArgumentError if isinstance(align, str) else ArgumentTypeError)(
+            f"{owner}: align: expected 'top_left', 'bottom_right' or None, got {show(align)}{hint}"
         )
     if align is not None and (q_pos is not None or kv_pos is not None):
         raise ArgumentError(
@@ -305,7 +323,7 @@ def _count(owner: str, name: str, value: Any) -> Any:
         return _vector(owner, name, value)
     number = _integer(value)
     if number is None:
-        if not hasattr(value, "shape"):
+        if not hasattr(value, "shape") or is_scalar(value):
             raise ArgumentTypeError(
                 f"{owner}: {name}: expected an integer or integers of shape *B, "
                 f"got {type(value).__name__}"
@@ -317,7 +335,7 @@ def _count(owner: str, name: str, value: Any) -> Any:
 
 
 def _vector(owner: str, name: str, value: Any) -> Any:
-    if value is None or hasattr(value, "shape"):
+    if value is None or (hasattr(value, "shape") and not is_scalar(value)):
         return value
     if isinstance(value, (list, tuple)):
         return _freeze(owner, name, value)
@@ -339,7 +357,7 @@ def _integer(value: Any) -> int | None:
     """A Python or NumPy integer as int; None for anything else, booleans included."""
     if isinstance(value, bool) or (hasattr(value, "shape") and value.shape != ()):
         return None
-    if hasattr(value, "dtype") and not hasattr(value, "item"):
+    if hasattr(value, "dtype") and (value.dtype == bool or not hasattr(value, "item")):
         return None
     if hasattr(value, "dtype") and type(value).__module__ != "numpy":
         return None

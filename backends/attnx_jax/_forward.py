@@ -56,7 +56,7 @@ def _query_block(
     rows = t.rows(q, c, i).astype(acc)
     folded = (s.bc, s.hc, s.g * s.bq)
 
-    def tile(j: Any, carry: Any, masked: bool) -> Any:
+    def tile(j: Any, carry: Any, masked: bool) -> tuple[Any, None]:
         m, total, seen, out = carry
         values = t.keys(v, c, j).astype(acc)
         made = scores(t, rows, t.keys(k, c, j).astype(acc), x, (c, i, j), masked)
@@ -70,15 +70,15 @@ def _query_block(
             values = finite(values)
         p = p.reshape(*folded, s.bk)
         out = out * factor.reshape(*folded, 1) + dot(p, values, (3, 2))
-        return new, total, seen, out
+        return (new, total, seen, out), None
 
     shape = (s.bc, s.hc * s.g, s.bq, 1)
     m, total = _start(t, x.sinks, c, shape, acc)
     start = (m, total, jnp.zeros(shape, bool), jnp.zeros((*folded, s.Dv), acc))
     kinds = t.kinds(c)
-    m, total, seen, out = (
-        t.sweep(None if kinds is None else kinds[i], s.nk, tile, start) if s.nk else start
-    )
+    if s.nk:
+        start, _ = t.sweep(None if kinds is None else kinds[i], s.nk, tile, start)
+    m, total, seen, out = start
     answered = seen if x.sinks is None else jnp.ones_like(seen)
     total = jnp.where(answered, total, 1.0)
     out = jnp.where(seen, out.reshape(*shape[:3], s.Dv) / total, 0.0)

@@ -53,11 +53,19 @@ class JaxLane(Lane):
     def device(self, array: Any) -> str:
         """`"cpu"`, `"cuda:0"`, …; a tracer has no device yet, so it gets the default one."""
         if self.traced(array):
-            return _device_name(jax.config.jax_default_device or jax.devices()[0])
+            return self.device_name(jax.config.jax_default_device or jax.devices()[0])
         devices = array.devices()
         first = min(devices, key=lambda device: device.id)
-        name = _device_name(first)
+        name = self.device_name(first)
         return name if len(devices) == 1 else name.split(":")[0]
+
+    @staticmethod
+    def device_name(device: Any) -> str:
+        """A JAX device as `"cpu"` or `"cuda:0"`; also the name of a platform alone."""
+        if isinstance(device, str):
+            return _PLATFORMS.get(device, device)
+        name = _PLATFORMS.get(device.platform, str(device.platform))
+        return name if name == "cpu" else f"{name}:{device.id}"
 
     def traced(self, array: Any) -> bool:
         """Since JAX 0.8.2 a tracer is no `jax.Array` by its class, so `Tracer` is asked for."""
@@ -89,7 +97,7 @@ class JaxLane(Lane):
     def integers(self, value: Any, like: Any) -> Any:
         """As int32, or int64 where JAX has it and the values ask for it."""
         if not self.owns(value):
-            value = jnp.asarray(value)  # nested tuples, of numbers or of tracers
+            value = jnp.asarray(_narrowed(np.asarray(value, np.int64)))  # nested tuples
         if jnp.iinfo(value.dtype).max <= jnp.iinfo(jnp.int32).max:
             return value.astype(jnp.int32)
         if x64_enabled():
@@ -168,12 +176,6 @@ class JaxLane(Lane):
         if choice is not None:
             self._local.held = self._choice(choice)
             self._local.held.__enter__()
-
-
-def _device_name(device: Any) -> str:
-    platform = device if isinstance(device, str) else device.platform
-    name = _PLATFORMS.get(platform, platform)
-    return name if name == "cpu" or isinstance(device, str) else f"{name}:{device.id}"
 
 
 def _narrowed(array: Any) -> Any:

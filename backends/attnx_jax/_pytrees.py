@@ -1,7 +1,8 @@
 """Masks as JAX pytrees: arrays are leaves, everything else is structure.
 
 So a mask can be an argument of `jax.jit`, a carry of `lax.scan`, or mapped by `vmap`. JAX rebuilds
-trees from tracers and placeholders, so unflattening never runs a mask's own checks.
+trees from tracers and placeholders, so unflattening never runs a mask's own checks. A list of
+integers counts as one array, not as a leaf for each of its numbers.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from attnx import masks
 
@@ -30,7 +32,10 @@ def register_masks() -> None:
 
 
 def _flatten(mask: masks.Mask) -> tuple[tuple[Any, ...], tuple[Any, str]]:
-    return mask._arrays(), (mask._static(), mask.structure)
+    children = mask._arrays()
+    if not isinstance(mask, (masks.And, masks.Or)):
+        children = tuple(jnp.asarray(c) if isinstance(c, tuple) else c for c in children)
+    return children, (mask._static(), mask.structure)
 
 
 def _flatten_with_keys(mask: masks.Mask) -> tuple[tuple[Any, ...], tuple[Any, str]]:

@@ -138,13 +138,13 @@ def leak_rows(t: Tiles, bias: Any, x: Any, dtype: Any) -> Any:
 
     def chunk(_: Any, c: Any) -> Any:
         def block(_: Any, i: Any) -> Any:
-            def tile(j: Any, hits: Any, masked: bool) -> Any:
+            def tile(j: Any, hits: Any, _: bool) -> tuple[Any, None]:
                 factor = _indicators(t.keys(x, c, j), dtype)
-                return hits + dot(_pairs(t, bias, (c, i, j), dtype), factor, (3, 2))
+                return hits + dot(_pairs(t, bias, (c, i, j), dtype), factor, (3, 2)), None
 
             hits = jnp.zeros((s.bc, s.hc, s.g * s.bq, 3 * x.shape[3]), dtype)
             kinds = t.kinds(c)
-            hits = t.sweep(None if kinds is None else kinds[i], s.nk, tile, hits)
+            hits, _ = t.sweep(None if kinds is None else kinds[i], s.nk, tile, hits)
             return None, _leaked(hits).reshape(s.bc, s.hc * s.g, s.bq, -1)
 
         return None, t.tiles_together(repeat(s.nq, block, None)[1], s.Lq)
@@ -158,13 +158,13 @@ def leak_keys(t: Tiles, bias: Any, x: Any, dtype: Any) -> Any:
 
     def chunk(_: Any, c: Any) -> Any:
         def block(_: Any, j: Any) -> Any:
-            def tile(i: Any, hits: Any, masked: bool) -> Any:
+            def tile(i: Any, hits: Any, _: bool) -> tuple[Any, None]:
                 factor = _indicators(t.rows(x, c, i), dtype)
-                return hits + dot(_pairs(t, bias, (c, i, j), dtype), factor, (2, 2))
+                return hits + dot(_pairs(t, bias, (c, i, j), dtype), factor, (2, 2)), None
 
             hits = jnp.zeros((s.bc, s.hc, s.bk, 3 * x.shape[3]), dtype)
             kinds = t.kinds(c)
-            hits = t.sweep(None if kinds is None else kinds[:, j], s.nq, tile, hits)
+            hits, _ = t.sweep(None if kinds is None else kinds[:, j], s.nq, tile, hits)
             return None, _leaked(hits)
 
         return None, t.tiles_together(repeat(s.nk, block, None)[1], s.Lk)

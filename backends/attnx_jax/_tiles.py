@@ -13,6 +13,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -22,7 +23,7 @@ from attnx.tiling import FULL, PARTIAL, Grid, position_offset, tile_classes, vis
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Sizes", "Tiles", "arange", "repeat", "sizes"]
+__all__ = ["Sizes", "Tiles", "add_at", "arange", "cut", "repeat", "sizes"]
 
 SIDE = 1024
 SCORES = 1 << 20
@@ -116,14 +117,8 @@ def repeat(n: int, step: Callable[[Any, Any], tuple[Any, Any]], carry: Any) -> t
     """`lax.scan` over 0 … n-1; a single turn is no loop."""
     if n == 1:
         carry, made = step(carry, 0)
-        return carry, _tree(lambda x: x[None], made)
+        return carry, jax.tree_util.tree_map(lambda x: x[None], made)
     return lax.scan(step, carry, arange(n))
-
-
-def _tree(fn: Callable[[Any], Any], made: Any) -> Any:
-    import jax
-
-    return jax.tree_util.tree_map(fn, made)
 
 
 class _Runs:
@@ -133,7 +128,10 @@ class _Runs:
     def take(array: Any, index: Any, axis: int) -> Any:
         if index.shape[0] == array.shape[axis]:
             return array
-        return lax.dynamic_slice_in_dim(array, index[0], index.shape[0], axis)
+        starts = [0] * array.ndim
+        starts[axis] = index[0]
+        shape = (*array.shape[:axis], index.shape[0], *array.shape[axis + 1 :])
+        return cut(array, tuple(starts), shape)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(jnp, name)
@@ -261,25 +259,54 @@ class Tiles:
             shown = condition if shown is None else shown & condition
         return shown
 
-    def sweep(self, kinds: Any, n: int, body: Callable[[Any, Any, bool], Any], carry: Any) -> Any:
-        """Visit the n tiles of a row or column: `carry = body(index, carry, masked)`."""
+    def sweep(
+        self,
+        kinds: Any,
+        n: int,
+        body: Callable[[Any, Any, bool], tuple[Any, Any]],
+        carry: Any,
+        held: Any = None,
+        put: Callable[[Any, Any, Any], Any] = lambda index, held, part: held,
+    ) -> tuple[Any, Any]:
+        """Visit the tiles of a row or column that are not empty.
+
+        Args:
+            kinds: their kinds, (n,), or None when all are full.
+            n: how many there are.
+            body: `carry, part = body(index, carry, masked)`.
+            carry: what goes from tile to tile.
+            held: a large carry; it stands outside the branch over kinds, which would copy it.
+            put: `held = put(index, held, part)`.
+
+        Returns:
+            The carry and what is held.
+        """
         if n == 1:
-            return body(0, carry, self.table is not None)
-        if kinds is None:
-            return lax.fori_loop(0, n, lambda t, carry: body(t, carry, False), carry)
-        met = kinds > 0
-        first, last = jnp.argmax(met), n - jnp.argmax(met[::-1])
+            carry, part = body(0, carry, self.table is not None)
+            return carry, put(0, held, part)
+        shapes = jax.eval_shape(lambda carry: body(0, carry, False)[1], carry)
+        idle = jax.tree_util.tree_map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         branches = [
-            lambda t, carry: carry,
-            lambda t, carry: body(t, carry, True),
-            lambda t, carry: body(t, carry, False),
+            lambda index, carry: (carry, idle),
+            lambda index, carry: body(index, carry, True),
+            lambda index, carry: body(index, carry, False),
         ]
-        return lax.fori_loop(
-            first.astype(jnp.int32),
-            jnp.where(jnp.any(met), last, 0).astype(jnp.int32),
-            lambda t, carry: lax.switch(kinds[t].astype(jnp.int32), branches, t, carry),
-            carry,
-        )
+
+        def turn(index: Any, state: Any) -> Any:
+            carry, held = state
+            if kinds is None:
+                carry, part = body(index, carry, False)
+            else:
+                carry, part = lax.switch(kinds[index].astype(jnp.int32), branches, index, carry)
+            return carry, put(index, held, part)
+
+        if kinds is None:
+            first, stop = jnp.int32(0), jnp.int32(n)
+        else:
+            met, at = kinds > 0, arange(n)
+            first, stop = jnp.min(jnp.where(met, at, n)), jnp.max(jnp.where(met, at + 1, 0))
+        made: tuple[Any, Any] = lax.fori_loop(first, stop, turn, (carry, held))
+        return made
 
     # Putting together --------------------------------------------------------------------------
 
@@ -304,7 +331,19 @@ def cut(x: Any, starts: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
     """`lax.dynamic_slice`, and nothing where the slice is everything."""
     if x.shape == shape:
         return x
-    return lax.dynamic_slice(x, [jnp.asarray(at, jnp.int32) for at in starts], shape)
+    return lax.dynamic_slice(x, _indices(starts), shape, allow_negative_indices=False)
+
+
+def add_at(total: Any, part: Any, starts: tuple[Any, ...]) -> Any:
+    """`total` with `part` added at a place."""
+    if total.shape == part.shape:
+        return total + part
+    part = cut(total, starts, part.shape) + part
+    return lax.dynamic_update_slice(total, part, _indices(starts), allow_negative_indices=False)
+
+
+def _indices(starts: tuple[Any, ...]) -> list[Any]:
+    return [jnp.asarray(at, jnp.int32) for at in starts]
 
 
 def _count(B: int, _: Mask, __: str, leaf: Any) -> Any:

@@ -26,7 +26,7 @@ class ForwardErrors:
     Attributes:
         E: Absolute error of the score that the softmax sees; `E_raw` before softcap and bias.
         rho: Relative error of P as the forward pass computes it.
-        spread: `P * rho`.
+        spread: `P * rho`, and its sum `shift`, by which the denominator may move.
         B_lse: Bound of lse.
         B_out: Bound of the output.
         rows_either: Rows with an infinite visible score beside finite ones: they may be NaN.
@@ -43,6 +43,7 @@ class ForwardErrors:
             top = np.maximum(top, t.sinks[:, None])
         self.rho = self.relative(t.s - top[..., None])
         self.spread = self.weigh(self.rho)
+        self.shift = self.spread.sum(axis=-1)
         lse = np.abs(finite(t.lse))
         self.B_lse = p.tiny + C * (self.spread.sum(axis=-1) + p.g(Lk) + 4 * p.u_a + 2 * p.u_a * lse)
         self.B_out = self._output()
@@ -91,6 +92,7 @@ class ForwardErrors:
             for d in range(values.shape[-1]):
                 distance = np.abs(values[n, h, None, :, d] - out[n, h, rows, None, d])
                 B[n, h, rows, d] = np.einsum("ij,ij->i", weights, distance)
+        B *= 1.0 + self.shift[..., None]  # where errors are not small, the denominator moves too
         B += (p.u_p + 2 * p.g(t.grid.Lk) + 6 * p.u_a) * (self.P @ self.v) + p.u_w * np.abs(out)
         if p.P_underflow:
             top = self.P.max(axis=-1, initial=0.0)[..., None]

@@ -91,8 +91,8 @@ def _lse(f: ForwardErrors, dtype: str) -> Bound:
 
 def _weights(f: ForwardErrors) -> Bound:
     t, p = f.t, f.p
-    shared = f.spread.sum(axis=-1) + p.g(t.grid.Lk) + 4 * p.u_a
-    limit = C * (f.spread + f.P * (shared[..., None] + p.u_w) + p.P_underflow) + p.eta
+    shared = (f.shift + p.g(t.grid.Lk) + 4 * p.u_a)[..., None]
+    limit = C * (f.spread * (1 + shared) + f.P * (shared + p.u_w) + p.P_underflow) + p.eta
     return Bound(
         t.restore_grid(np.where(t.visible, limit, 0.0)),
         t.restore_grid(t.visible & f.rows_either[..., None]),

@@ -98,7 +98,7 @@ def test_doctor_fails_with_a_broken_plugin(run: Run, tmp_path: Path) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: attnx-broken\nVersion: 0.3\n")
     (info / "entry_points.txt").write_text("[attnx]\nbroken = no_such_module_anywhere\n")
-    done = run("doctor", "--json", path=(tmp_path,))
+    done = run("doctor", "--json", path=(tmp_path,), ATTNX_PLUGINS="numpy,broken")
     assert done.returncode == 1, done.stderr
     (record,) = [r for r in json.loads(done.stdout) if r["subject"] == "broken"]
     assert record["status"] == "failed"

@@ -23,6 +23,7 @@ ROW_KEYS = {
     "forward_backward_s", "peak_bytes", "peak_method", "why", "reasons", "log",
 }  # fmt: skip
 GRADIENTS = {"dq", "dk", "dv"}
+FAULTY = "numpy,faulty"  # for ATTNX_PLUGINS: no framework to load where none is looked at
 
 
 def _installed() -> list[str]:
@@ -69,7 +70,7 @@ def test_every_backend_agrees_on_the_sample(run: Run, causal: bool) -> None:
 
 def test_the_table_names_routes_figures_and_reasons(run: Run) -> None:
     """What a person reads: title, columns, verdict, and the note under the table."""
-    done = run("compare", "--backend", "numpy", "--repeat", 1)
+    done = run("compare", "--backend", "numpy", "--repeat", 1, ATTNX_PLUGINS="numpy")
     assert done.returncode == 0, done.stderr
     assert "the shipped sample (all-MiniLM-L6-v2, layer 3, 7 sentences)" in done.stdout
     for words in ("numpy", "route", "dq", "fwd + bwd", "peak", "agrees", "multiples of the error"):
@@ -81,6 +82,7 @@ def test_a_backend_is_chosen_by_option_or_variable(run: Run, how: str) -> None:
     """`--backend` restricts the run, else ATTNX_BACKEND does."""
     if how == "variable":
         done = run("compare", "--json", "--repeat", 1, ATTNX_BACKEND="numpy")
+        assert done.returncode == 0, done.stderr
         assert set(_rows(done.stdout)) == {"numpy"}
         return
     names = ["--backend", "numpy,cupy"] if how == "commas" else ["-b", "numpy", "-b", "cupy"]
@@ -147,7 +149,8 @@ def test_options_of_the_file_and_of_the_command_meet(run: Run, tmp_path: Path) -
         sinks=rng.standard_normal(4).astype(np.float32),
     )
     done = run("compare", path, "--json", "--repeat", 1, "--backend", "numpy", "--scale", 0.3,
-               "--causal", "bottom_right", "--softcap", 4, "--seed", 5)  # fmt: skip
+               "--causal", "bottom_right", "--softcap", 4, "--seed", 5,
+               ATTNX_PLUGINS="numpy")  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert report["options"] == {
@@ -176,16 +179,16 @@ def test_other_dtypes_and_the_other_layout(run: Run, tmp_path: Path, dtype: str)
 
 
 def test_faulty_backends_are_rows_and_never_an_end(run: Run, faulty_plugin: Path) -> None:
-    """A segmentation fault, an exit, an error or a hang stays in its row; the others finish."""
-    names = "wrong,dies,quits,raises,hangs,forward-only,broken,numpy"
-    done = run("compare", "--json", "--repeat", 1, "--timeout", 10, "--backend", names,
-               path=(faulty_plugin,))  # fmt: skip
+    """A segmentation fault, an exit or an error stays in its row; the others finish."""
+    names = "wrong,dies,quits,raises,forward-only,broken,numpy"
+    done = run("compare", "--json", "--repeat", 1, "--backend", names,
+               path=(faulty_plugin,), ATTNX_PLUGINS=FAULTY)  # fmt: skip
     assert done.returncode == 1
     rows = _rows(done.stdout)
     status = {name: row["status"] for name, row in rows.items()}
     assert status == {
         "wrong": "disagrees", "dies": "crashed", "quits": "crashed", "raises": "crashed",
-        "hangs": "crashed", "forward-only": "agrees", "broken": "unavailable", "numpy": "agrees",
+        "forward-only": "agrees", "broken": "unavailable", "numpy": "agrees",
     }  # fmt: skip
     assert rows["wrong"]["errors"]["out"] > 1
     assert rows["wrong"]["why"].startswith("out at (")
@@ -194,15 +197,24 @@ def test_faulty_backends_are_rows_and_never_an_end(run: Run, faulty_plugin: Path
     assert "status 7" in rows["quits"]["why"]
     assert rows["raises"]["why"] == "RuntimeError: a message of two lines"
     assert "Traceback" in rows["raises"]["log"]
-    assert rows["hangs"]["why"] == "no answer within 10 s"
     assert set(rows["forward-only"]["errors"]) == {"out", "lse"}
     assert rows["forward-only"]["why"].startswith("no gradients: ")
     assert "cannot be loaded" in rows["broken"]["why"]
 
 
+def test_a_backend_that_hangs_is_ended(run: Run, faulty_plugin: Path) -> None:
+    """`--timeout` turns a hang into a row."""
+    done = run("compare", "--json", "--timeout", 3, "--backend", "hangs",
+               path=(faulty_plugin,), ATTNX_PLUGINS=FAULTY)  # fmt: skip
+    assert done.returncode == 1
+    row = _rows(done.stdout)["hangs"]
+    assert (row["status"], row["why"]) == ("crashed", "no answer within 3 s")
+
+
 def test_one_wrong_backend_makes_the_exit_status_1(run: Run, faulty_plugin: Path) -> None:
     """The command can stand in a build: disagreement is a failure, and the table says where."""
-    done = run("compare", "--repeat", 1, "--backend", "numpy,wrong", path=(faulty_plugin,))
+    done = run("compare", "--repeat", 1, "--backend", "numpy,wrong",
+               path=(faulty_plugin,), ATTNX_PLUGINS=FAULTY)  # fmt: skip
     assert done.returncode == 1
     assert "wrong: disagrees: out at (" in done.stdout
     assert "Traceback" not in done.stderr
@@ -211,7 +223,7 @@ def test_one_wrong_backend_makes_the_exit_status_1(run: Run, faulty_plugin: Path
 def test_a_refusal_carries_its_reasons(run: Run, faulty_plugin: Path) -> None:
     """Refusing is right, and says which option is lacking; the others' verdict stands."""
     done = run("compare", "--json", "--repeat", 1, "--softcap", 5, "--backend",
-               "no-softcap,numpy", path=(faulty_plugin,))  # fmt: skip
+               "no-softcap,numpy", path=(faulty_plugin,), ATTNX_PLUGINS=FAULTY)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     row = _rows(done.stdout)["no-softcap"]
     assert row["status"] == "refused"
@@ -220,7 +232,8 @@ def test_a_refusal_carries_its_reasons(run: Run, faulty_plugin: Path) -> None:
 
 def test_no_backend_that_can_run_is_status_1(run: Run, faulty_plugin: Path) -> None:
     """A comparison of nothing is no success."""
-    done = run("compare", "--softcap", 5, "--backend", "no-softcap", path=(faulty_plugin,))
+    done = run("compare", "--softcap", 5, "--backend", "no-softcap",
+               path=(faulty_plugin,), ATTNX_PLUGINS=FAULTY)  # fmt: skip
     assert done.returncode == 1
     assert "attnx: no backend could run this call" in done.stderr
     assert "no-softcap: refused: " in done.stdout

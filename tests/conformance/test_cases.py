@@ -31,7 +31,7 @@ IDS = set(re.findall(r"\S+", TEXT))
 def test_names_are_unique_and_speak() -> None:
     """A name is words joined by hyphens, and finds its case."""
     assert max(Counter(case.name for case in CASES).values()) == 1
-    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", case.name) for case in CASES)
+    assert all(re.fullmatch(r"[a-z0-9]+([-_][a-z0-9]+)*", case.name) for case in CASES)
     assert find("causal-600").name == "causal-600"
     with pytest.raises(KeyError):
         find("no-such-case")
@@ -76,8 +76,9 @@ def test_inputs_are_seeded(case: Case) -> None:
     assert first.q.dtype.name == first.k.dtype.name == first.v.dtype.name == dtype
     for name in ("q", "k", "v", "d_out"):
         assert getattr(first, name).tobytes() == getattr(again, name).tobytes()
-    random = [getattr(first, name).size for name in ("q", "k", "v", "d_out")]
-    if max(random):
+    # Where nothing is visible all is poison, and no number is left to differ.
+    drawn = [getattr(first, name).astype(np.float64) for name in ("q", "k", "v", "d_out")]
+    if any(np.isfinite(array).any() for array in drawn):
         assert any(
             getattr(first, name).tobytes() != getattr(other, name).tobytes()
             for name in ("q", "k", "v", "d_out")

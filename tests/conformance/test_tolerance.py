@@ -125,8 +125,9 @@ def _more(name: str, factor: float) -> Callable[[dict[str, Any]], None]:
 
 
 def _one_key_less(fields: dict[str, Any]) -> None:
+    first = np.argmax(fields["visible"], axis=-1)[..., None]
     fields["visible"] = fields["visible"].copy()
-    fields["visible"][..., -1, -1] = False
+    np.put_along_axis(fields["visible"], first, False, axis=-1)
 
 
 FAULTS = [

@@ -216,7 +216,7 @@ def prepare(
     dtype = _checks.check_dtypes(lane, q, k, v)
     _checks.check_flags(options)
     scale = _checks.check_scale(options.scale)
-    softcap = _checks.check_softcap(options.softcap)
+    softcap = _checks.check_softcap(options.softcap, dtype)
     mask = _fold_causal(_check_masks.check_mask(lane, options.mask, q, dims), options.causal, dims)
     mask = None if mask is None else _check_masks.check_positions(mask, dims)
     bias = _checks.check_bias(lane, options.bias, q, dtype, dims)

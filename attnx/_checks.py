@@ -169,8 +169,12 @@ def check_scale(scale: Any) -> float | None:
     return number
 
 
-def check_softcap(softcap: Any) -> float | None:
-    """A positive finite real scalar, or None (S1.6, S2)."""
+def check_softcap(softcap: Any, dtype: str) -> float | None:
+    """A positive finite real scalar, or None (S1.6, S2).
+
+    Beyond 1e30 a cap changes no score, and below 1e-30 each score is 0, within S5.4; float32 could
+    not hold such a cap, or the quotients of the scores by it, and would give NaN.
+    """
     if softcap is None:
         return None
     number = _real("softcap", softcap)
@@ -178,7 +182,7 @@ def check_softcap(softcap: Any) -> float | None:
         raise ArgumentError(
             f"softcap: expected a finite number > 0, got {number}; None means no softcap"
         )
-    return number
+    return number if dtype == "float64" else min(max(number, 1e-30), 1e30)
 
 
 def _real(name: str, value: Any) -> float:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from attnx.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from attnx._call import Call, CallClass
     from attnx._lane import Lane
 
@@ -233,6 +235,10 @@ class Backend:
     def apply(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
         """What `attention` runs: `forward`, with the framework's differentiation attached."""
         return self.forward(q, k, v, call)
+
+    def bind(self, cls: CallClass) -> Callable[..., tuple[Any, Any]]:
+        """`apply` for one class of calls; a backend may settle here what the class decides."""
+        return self.apply
 
     def weights(self, q: Any, k: Any, call: Call) -> Any:
         """P of S2.5, (B, Hq, Lq, Lk) in q's dtype: one-hot values, a tile of keys at a time."""

@@ -114,7 +114,7 @@ class Plan:
         self.backend = impl.name
         self.route = explanation.route
         self.reasons = {c.name: c.reasons for c in explanation.candidates if c.reasons}
-        self.apply = self._way_to(impl.apply if exchange is None else impl.forward)
+        self.apply = self._way_to(impl.bind(cls) if exchange is None else impl.forward)
 
     def _way_to(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """A method of the backend, with the exchange around it and a fallback told of."""
@@ -233,7 +233,7 @@ def _warn(text: str, category: type[Warning]) -> None:
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("attnx."):
         frame, level = frame.f_back, level + 1
-    warnings.warn(text, category, stacklevel=level - 1)
+    warnings.warn(text, category, stacklevel=level)
 
 
 def make_plan(choice: Choice, cls: CallClass) -> Plan:

@@ -3,13 +3,12 @@
 // Blocks run one after another. The threads of a block are fibers that take turns: each runs until
 // its next barrier, and a round ends when all have reached one. A block in which some threads wait
 // at a barrier that others never reach is reported, as it would hang on a device.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
 #include <functional>
-#include <tuple>
 #include <utility>
-#include <vector>
 
 struct Dim { int x; };
 Dim threadIdx, blockIdx, blockDim, gridDim;
@@ -20,15 +19,35 @@ Dim threadIdx, blockIdx, blockDim, gridDim;
 using std::exp;
 using std::isinf;
 
-static ucontext_t scheduler;
-static std::vector<ucontext_t> fibers;
-static std::vector<char> ended;
+struct Fiber {
+    ucontext_t start;
+    jmp_buf place;
+    bool started, ended;
+    char stack[1 << 15];
+};
+static Fiber fibers[1024];
+static jmp_buf scheduler;
 static std::function<void()> body;
-static long barriers;
+
+// Only the first entry needs the slow ucontext; from there on a jump does, without system calls.
+static void resume(int thread) {
+    threadIdx.x = thread;
+    if (_setjmp(scheduler)) return;
+    if (fibers[thread].started) _longjmp(fibers[thread].place, 1);
+    fibers[thread].started = true;
+    setcontext(&fibers[thread].start);
+}
 
 static void __syncthreads() {
-    ++barriers;
-    swapcontext(&fibers[threadIdx.x], &scheduler);
+    if (!_setjmp(fibers[threadIdx.x].place)) _longjmp(scheduler, 1);
+}
+
+static void fiber() {
+    for (;;) {
+        body();
+        fibers[threadIdx.x].ended = true;
+        __syncthreads();
+    }
 }
 
 template <class T> T __shfl_xor_sync(unsigned, T value, int step) {
@@ -40,36 +59,26 @@ template <class T> T __shfl_xor_sync(unsigned, T value, int step) {
     return other;
 }
 
-static void fiber() {
-    body();
-    ended[threadIdx.x] = 1;
-    swapcontext(&fibers[threadIdx.x], &scheduler);
-}
-
 // 0, or the number of a block whose threads did not all reach the same barriers, plus 1.
 static int run_grid(int blocks, int threads) {
-    static std::vector<std::vector<char>> stacks;
-    stacks.resize(threads, std::vector<char>(1 << 16));
+    for (int t = 0; t < threads; ++t) {
+        Fiber& f = fibers[t];
+        if (f.started) continue;
+        getcontext(&f.start);
+        f.start.uc_stack.ss_sp = f.stack;
+        f.start.uc_stack.ss_size = sizeof f.stack;
+        makecontext(&f.start, fiber, 0);
+    }
     gridDim.x = blocks, blockDim.x = threads;
-    for (int block = 0; block < blocks; ++block) {
-        blockIdx.x = block;
-        fibers.assign(threads, ucontext_t());
-        ended.assign(threads, 0);
-        for (int t = 0; t < threads; ++t) {
-            getcontext(&fibers[t]);
-            fibers[t].uc_stack.ss_sp = stacks[t].data();
-            fibers[t].uc_stack.ss_size = stacks[t].size();
-            makecontext(&fibers[t], fiber, 0);
-        }
-        for (bool alive = true; alive;) {
-            int waiting = 0;
+    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+        for (int t = 0; t < threads; ++t) fibers[t].ended = false;
+        for (int waiting = threads; waiting;) {
+            waiting = 0;
             for (int t = 0; t < threads; ++t) {
-                threadIdx.x = t;
-                swapcontext(&scheduler, &fibers[t]);
-                waiting += !ended[t];
+                resume(t);
+                waiting += !fibers[t].ended;
             }
-            if (waiting && waiting != threads) return block + 1;
-            alive = waiting;
+            if (waiting && waiting != threads) return blockIdx.x + 1;
         }
     }
     return 0;

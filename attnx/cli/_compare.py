@@ -144,9 +144,10 @@ def run_all(request: Request, infos: Sequence[BackendInfo], timeout: float) -> l
         request.save(folder)
         task = progress.add_task("starting", total=len(infos) + 1)
         rows, results = [], {}
+        wide = request.arrays["q"].dtype.name == "float64"
         for info in infos:
             progress.update(task, description=info.name)
-            row, arrays = run_backend(info, folder, timeout)
+            row, arrays = run_backend(info, folder, timeout, wide=wide)
             rows.append(row)
             if row.status == "ran":
                 results[row.backend] = arrays

@@ -51,9 +51,16 @@ class Row:
 
 
 def run_backend(
-    info: BackendInfo, folder: Path, timeout: float
+    info: BackendInfo, folder: Path, timeout: float, *, wide: bool = False
 ) -> tuple[Row, dict[str, NDArray[Any]]]:
-    """Run the request saved in `folder` on one backend; the row, and the arrays it computed."""
+    """Run the request saved in `folder` on one backend; the row, and the arrays it computed.
+
+    Args:
+        info: the backend.
+        folder: where the request lies.
+        timeout: seconds until the child is ended.
+        wide: whether the arrays are float64.
+    """
     row = Row(info.name, info.version)
     if info.status != "available":
         row.status, row.why = "unavailable", info.reason or info.status
@@ -63,7 +70,7 @@ def run_backend(
     try:
         done = subprocess.run(
             [sys.executable, "-X", "faulthandler", "-m", "attnx.cli._child", folder, info.name],
-            env=_environment(),
+            env=_environment(wide),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout,
@@ -75,11 +82,15 @@ def run_backend(
     return _read(row, target, done)
 
 
-def _environment() -> dict[str, str]:
-    """The parent's environment and import path; the backend is named, so no variable chooses it."""
+def _environment(wide: bool) -> dict[str, str]:
+    """The parent's environment and import path; the backend is named, so no variable chooses it.
+
+    JAX must be told of float64 before it starts, and nobody but this function starts the child.
+    """
+    told = {"JAX_ENABLE_X64": "1"} if wide else {}
     inherited = {name: text for name, text in os.environ.items() if name != "ATTNX_BACKEND"}
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    return {**inherited, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    return {**told, **inherited, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 def _read(

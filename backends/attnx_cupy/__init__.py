@@ -7,13 +7,13 @@ from attnx.plugin import Backend, BackendSpec, Lane, hookimpl
 __all__ = ["attnx_backends"]
 
 
-def _lane() -> Lane:
+def _make_lane() -> Lane:
     from attnx_cupy._lane import LANE
 
     return LANE
 
 
-def _load() -> Backend:
+def _make_backend() -> Backend:
     from attnx_cupy._backend import CupyBackend
 
     return CupyBackend()
@@ -26,8 +26,8 @@ def attnx_backends() -> list[BackendSpec]:
         BackendSpec(
             name="cupy",
             array_types=("cupy.ndarray",),
-            load=_load,
-            lane=_lane,
+            load=_make_backend,
+            lane=_make_lane,
             requires=("cupy",),
             summary="large tiles on cuBLAS, the softmax fused in CUDA kernels",
             install_hint="pip install 'attnx[cuda13]', or cuda12 for an older driver",

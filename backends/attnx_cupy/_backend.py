@@ -7,7 +7,7 @@ for a mask whose contents are on the device, and in the backward once to see how
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import array_api_compat.numpy as host_xp
 import cupy
@@ -115,15 +115,13 @@ class CupyBackend(ArrayBackend):
     ) -> list[list[int]]:
         """A mask that holds numbers alone is classified on the host: the device need not wait."""
         if all(isinstance(leaf, int) for _, _, leaf in leaves(mask)):
-            return self.host(self.classify(mask, call, q_size, k_size, host_xp, np.arange))
+            table = self.classify(mask, call, q_size, k_size, host_xp, np.arange)
+            return cast("list[list[int]]", table.tolist())
         return super().tile_table(mask, call, q_size, k_size, like)
 
     def host(self, table: Any) -> list[list[int]]:
         """The whole table in one transfer."""
-        rows: list[list[int]] = (
-            table if isinstance(table, np.ndarray) else self.lane.to_numpy(table)
-        ).tolist()
-        return rows
+        return cast("list[list[int]]", self.lane.to_numpy(table).tolist())
 
     def finite(self, *arrays: Any) -> bool:
         """One answer for all arrays, so that the device is waited for once."""

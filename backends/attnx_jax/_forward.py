@@ -61,20 +61,27 @@ def _query_block(
         values = t.keys(v, c, j).astype(acc)
         made = scores(t, rows, t.keys(k, c, j).astype(acc), x, (c, i, j), masked)
         score = made.s if made.shown is None else jnp.where(made.shown, made.s, -jnp.inf)
-        new = jnp.maximum(m, jnp.max(score, axis=-1, keepdims=True))
+        top = jnp.max(score, axis=-1, keepdims=True)
+        new = top if m is None else jnp.maximum(m, top)
         shift = jnp.where(new == -jnp.inf, 0.0, new)
-        p, factor = jnp.exp(score - shift), jnp.exp(m - shift)
-        total = total * factor + jnp.sum(p, axis=-1, keepdims=True)
-        seen = seen | (True if made.shown is None else jnp.any(made.shown, -1, keepdims=True))
+        p = jnp.exp(score - shift)
+        met = jnp.ones(shape, bool) if made.shown is None else _any(made.shown, shape)
         if careful and made.shown is not None:
             values = finite(values)
-        p = p.reshape(*folded, s.bk)
-        out = out * factor.reshape(*folded, 1) + dot(p, values, (3, 2))
-        return (new, total, seen, out), None
+        share = jnp.sum(p, axis=-1, keepdims=True)
+        product = dot(p.reshape(*folded, s.bk), values, (3, 2))
+        if m is None:
+            return (new, share, met, product), None
+        factor = jnp.exp(m - shift)
+        product = product if out is None else out * factor.reshape(*folded, 1) + product
+        return (new, total * factor + share, met if seen is None else seen | met, product), None
 
     shape = (s.bc, s.hc * s.g, s.bq, 1)
-    m, total = _start(t, x.sinks, c, shape, acc)
-    start = (m, total, jnp.zeros(shape, bool), jnp.zeros((*folded, s.Dv), acc))
+    start: Any = (*_start(t, x.sinks, c, shape, acc), None, None)
+    if s.nk != 1:
+        start = (*start[:2], jnp.zeros(shape, bool), jnp.zeros((*folded, s.Dv), acc))
+    elif x.sinks is None:
+        start = (None, None, None, None)
     kinds = t.kinds(c)
     if s.nk:
         start, _ = t.sweep(None if kinds is None else kinds[i], s.nk, tile, start)
@@ -84,6 +91,10 @@ def _query_block(
     out = jnp.where(seen, out.reshape(*shape[:3], s.Dv) / total, 0.0)
     lse = jnp.where(answered, m + jnp.log(total), -jnp.inf)
     return out.astype(q.dtype), lse
+
+
+def _any(shown: Any, shape: tuple[int, ...]) -> Any:
+    return jnp.broadcast_to(jnp.any(shown, axis=-1, keepdims=True), shape)
 
 
 def _start(t: Tiles, sinks: Any, c: Any, shape: tuple[int, ...], acc: Any) -> tuple[Any, Any]:

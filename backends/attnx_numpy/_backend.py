@@ -35,10 +35,8 @@ class NumpyBackend(ArrayBackend):
 
     def forward(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
         """See `attnx.plugin.Backend.forward`."""
-        if _small.suits(q, k, v, call):
-            if call.mask is None and call.bias is None:  # nothing to divide by 0
-                return _small.forward(q, k, v, call)
-            with LANE.quiet():
+        with LANE.quiet():
+            if _small.suits(q, k, v, call):
                 return _small.forward(q, k, v, call)
         return _forward.forward(q, k, v, call)
 

@@ -7,13 +7,13 @@ from attnx.plugin import Backend, BackendSpec, Lane, hookimpl
 __all__ = ["attnx_backends"]
 
 
-def _lane() -> Lane:
+def _make_lane() -> Lane:
     from attnx_torch._lane import LANE
 
     return LANE
 
 
-def _load() -> Backend:
+def _make_backend() -> Backend:
     from attnx_torch._backend import TorchBackend
 
     return TorchBackend()
@@ -26,8 +26,8 @@ def attnx_backends() -> list[BackendSpec]:
         BackendSpec(
             name="torch",
             array_types=("torch.Tensor",),
-            load=_load,
-            lane=_lane,
+            load=_make_backend,
+            lane=_make_lane,
             requires=("torch",),
             summary="scaled_dot_product_attention where it is exact, else tiles over public ops",
             install_hint="pip install 'attnx[torch]'",

@@ -20,7 +20,7 @@ from attnx import masks
 from attnx.errors import UnsupportedError
 from attnx.plugin import Gradients, Reason
 from attnx_torch import _sdpa
-from attnx_torch._tiles import finite
+from attnx_torch._scores import finite
 
 if TYPE_CHECKING:
     from attnx.plugin import Call

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attnx.plugin import ArrayBackend, Capabilities, Reason
-from attnx_torch import _autograd, _sdpa, _tiles
+from attnx_torch import _autograd, _scores, _sdpa, _tiles
 from attnx_torch._lane import LANE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from attnx.plugin import Call, CallClass, Gradients
 
 __all__ = ["TorchBackend"]
@@ -66,13 +68,13 @@ class TorchBackend(ArrayBackend):
     # The hooks of the base class ----------------------------------------------------------------
 
     def block_sizes(self, call: Call) -> tuple[int, int]:
-        """Tiles of about a million scores over all heads; few queries get many keys."""
+        """Tiles of about half a million scores over all heads; few queries get many keys."""
         heads = max(1, call.B * call.Hq)
         rows = 512
-        while rows > 64 and heads * rows * rows > 2 << 20:
+        while rows > 64 and heads * rows * rows > 1 << 19:
             rows //= 2
         keys = rows
-        while keys < 8192 and heads * min(rows, call.Lq) * keys < 1 << 20:
+        while keys < 8192 and heads * min(rows, call.Lq) * keys < 1 << 19:
             keys *= 2
         return rows, keys
 
@@ -83,7 +85,7 @@ class TorchBackend(ArrayBackend):
 
     def finite(self, *arrays: Any) -> bool:
         """Whether all values are finite."""
-        return _tiles.finite(*arrays)
+        return _scores.finite(*arrays)
 
     # What a call runs ---------------------------------------------------------------------------
 
@@ -92,6 +94,12 @@ class TorchBackend(ArrayBackend):
         if call.cls.gradient is None:
             return self.forward(q, k, v, call)
         return _autograd.attend(self, q, k, v, call)
+
+    def bind(self, cls: CallClass) -> Callable[..., tuple[Any, Any]]:
+        """`apply`, without a decision left to take where SDPA serves."""
+        if cls.gradient is None and _sdpa.may_serve(cls):
+            return _sdpa.bind(cls, self.forward)
+        return self.apply
 
     def forward(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
         """See `Backend.forward`."""

@@ -82,9 +82,7 @@ class TorchLane(Lane):
     def fast_key(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
         """Device and gradient; None where a transform or autocast asks for a longer look."""
         if (
-            type(k) is not torch.Tensor
-            or type(v) is not torch.Tensor
-            or type(q) is not torch.Tensor
+            not type(q) is type(k) is type(v) is torch.Tensor
             or _functorch_active()
             or forward_ad._current_level >= 0
             or _any_autocast()
@@ -92,12 +90,10 @@ class TorchLane(Lane):
             or q.layout is not torch.strided
         ):
             return None
-        device = q.device
-        if k.device != device or v.device != device:
-            return None
-        if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            return device, True
-        return device
+        gradient = _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        if q.is_cpu and k.is_cpu and v.is_cpu:
+            return gradient
+        return None if not q.device == k.device == v.device else (q.device, gradient)
 
     def detached(self, array: Any) -> Any:
         """A tensor that shares the memory and records nothing."""

@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
 from attnx.tiling import Grid, position_offset, visible
 from attnx_torch._lane import LANE
-from attnx_torch._tiles import finite
+from attnx_torch._scores import finite
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from attnx.plugin import Call, CallClass
 
-__all__ = ["DENSE", "attend", "may_mask", "may_serve", "ready"]
+__all__ = ["DENSE", "attend", "bind", "may_mask", "may_serve", "ready"]
 
 CAUSAL = "causal[top_left]"
 DENSE = 1 << 20
@@ -58,7 +60,7 @@ def ready(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool
     """Whether this call of a class that SDPA may serve is one that it gets right."""
     if not (call.Lq and call.Lk and call.B):
         return False
-    if call.bias is not None or (call.mask is not None and call.cls.mask != CAUSAL):
+    if not may_serve(call.cls):
         if call.B * call.Hq * call.Lq * call.Lk > DENSE:
             return False
         if call.bias is not None and call.bias.requires_grad and torch.is_grad_enabled():
@@ -68,6 +70,37 @@ def ready(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool
     return finite(q, k, v) and (call.bias is None or _no_nan(call.bias))
 
 
+def bind(cls: CallClass, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """A class that SDPA serves as it stands, with everything that the class decides settled.
+
+    Args:
+        cls: a class that `may_serve`, without a gradient.
+        otherwise: what computes the calls that SDPA does not get right.
+    """
+    causal, grouped = cls.mask is not None, cls.grouped
+    look = not cls.assume_finite and cls.device == "cpu"
+    sdpa = F.scaled_dot_product_attention
+
+    def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Any:
+        _, B, _, _, Lq, Lk, _, _, scale, *_ = call
+        if (
+            not (B and Lq and Lk)
+            or (look and not finite(q, k, v))
+            or not (
+                (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()) or _rows(q, k, v)
+            )
+        ):
+            return otherwise(q, k, v, call)
+        return sdpa(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped), None
+
+    return plain
+
+
+def _rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether each row lies together in memory, as the fused kernels want it."""
+    return q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
+
+
 def _no_nan(bias: torch.Tensor) -> bool:
     """-inf hides, and is no poison; NaN reaches the maximum."""
     return not bias.numel() or torch.aminmax(bias).max.item() < math.inf
@@ -75,15 +108,13 @@ def _no_nan(bias: torch.Tensor) -> bool:
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
     """The answer of a call that is `ready`; differentiable by autograd."""
-    cls = call.cls
-    causal, mask = False, None
-    if cls.mask is not None or cls.bias is not None:
-        causal = cls.bias is None and cls.mask == CAUSAL and cls.scale_sign in (None, 1)
-        mask = None if causal else _spelled_out(q, call)
-    if k.stride(-1) != 1 or v.stride(-1) != 1 or q.stride(-1) != 1:
+    causal, mask = call.mask is not None, None
+    if not may_serve(call.cls):
+        causal, mask = False, _spelled_out(q, call)
+    if not _rows(q, k, v):
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal, scale=call.scale, enable_gqa=cls.grouped
+        q, k, v, mask, 0.0, causal, scale=call.scale, enable_gqa=call.cls.grouped
     )
 
 

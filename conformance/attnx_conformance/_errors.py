@@ -45,7 +45,7 @@ class ForwardErrors:
         self.spread = self.weigh(self.rho)
         self.shift = self.spread.sum(axis=-1)
         lse = np.abs(finite(t.lse))
-        self.B_lse = p.tiny + C * (self.spread.sum(axis=-1) + p.g(Lk) + 4 * p.u_a + 2 * p.u_a * lse)
+        self.B_lse = p.tiny + C * (self.shift + p.g(Lk) + 4 * p.u_a + 2 * p.u_a * lse)
         self.B_out = self._output()
         infinite = t.visible & np.isinf(t.raw)
         self.rows_either: Bools = any_of(infinite, -1) & np.isfinite(t.lse)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from attnx_conformance._visibility import Grid, visibility
 from attnx_conformance.plain import numpy_dtype
 
-__all__ = ["BASE", "DTYPES", "Case", "Context", "Inputs", "Make", "Shape", "make", "square"]
+__all__ = ["BASE", "DTYPES", "Case", "Context", "Inputs", "Recipe", "Shape", "square"]
 
 Array = NDArray[Any]
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -92,8 +92,74 @@ class Context(NamedTuple):
         return numpy_dtype(self.dtype)
 
 
-Make = Callable[[np.random.Generator, str], Inputs]
 Edit = Callable[[Context, dict[str, Any], NDArray[np.bool_]], None]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A generator of inputs.
+
+    Attributes:
+        shape: Of the call.
+        mask: A mask, or a function of the `Context` that makes one.
+        bias: Makes the bias, in float64.
+        bias_dtype: Of the bias; that of q when absent.
+        sinks: Whether there are sinks.
+        sinks_dtype: Of the sinks; that of q when absent.
+        d_lse: Whether lse has a cotangent.
+        causal: The option that the case passes, for edits that look at what is visible.
+        edits: Change the drawn float64 arrays in place, before they are cast.
+        views: As in `Inputs`.
+    """
+
+    shape: Shape = BASE
+    _: KW_ONLY
+    mask: Any = None
+    bias: Callable[[Context], Array] | None = None
+    bias_dtype: str | None = None
+    sinks: bool = False
+    sinks_dtype: str | None = None
+    d_lse: bool = True
+    causal: bool | str = False
+    edits: tuple[Edit, ...] = ()
+    views: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, rng: np.random.Generator, dtype: str) -> Inputs:
+        """The inputs for a generator of random numbers and a dtype."""
+        ctx = Context(rng, dtype, self.shape)
+        arrays = self._draw(ctx)
+        mask = self.mask(ctx) if callable(self.mask) else self.mask
+        if self.edits:
+            seen = visibility(mask, self.causal, arrays.get("bias"), self.shape.grid)
+            for edit in self.edits:
+                edit(ctx, arrays, seen)
+        types = dict.fromkeys(arrays, dtype)
+        types["d_lse"] = "float64" if dtype == "float64" else "float32"
+        types["bias"], types["sinks"] = self.bias_dtype or dtype, self.sinks_dtype or dtype
+        with np.errstate(over="ignore", invalid="ignore"):
+            cast = {name: arrays[name].astype(numpy_dtype(types[name])) for name in arrays}
+        if mask is not None:
+            cast["mask"] = mask
+        for name, kind in self.views.items():
+            if kind == "expanded":
+                cast[name] = np.array(np.broadcast_to(cast[name][:1], cast[name].shape))
+        return Inputs(**cast, views=self.views)
+
+    def _draw(self, ctx: Context) -> dict[str, Any]:
+        shape = self.shape
+        arrays: dict[str, Any] = {
+            "q": ctx.normal(*shape.of(shape.Hq, shape.Lq, shape.D)),
+            "k": ctx.normal(*shape.of(shape.Hk, shape.Lk, shape.D)),
+            "v": ctx.normal(*shape.of(shape.Hk, shape.Lk, shape.Dv)),
+            "d_out": ctx.normal(*shape.of(shape.Hq, shape.Lq, shape.Dv)),
+        }
+        if self.d_lse:
+            arrays["d_lse"] = ctx.normal(*arrays["q"].shape[:-1])
+        if self.bias is not None:
+            arrays["bias"] = self.bias(ctx)
+        if self.sinks:
+            arrays["sinks"] = ctx.normal(shape.Hq)
+        return arrays
 
 
 @dataclass(frozen=True)
@@ -115,76 +181,19 @@ class Case:
     name: str
     clauses: tuple[str, ...]
     profile: str
-    make: Make
+    make: Recipe
     options: Mapping[str, Any] = field(default_factory=dict)
     compare: tuple[str, ...] = ("out", "lse", "weights", "dq", "dk", "dv", "dbias", "dsinks")
     needs: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = DTYPES
 
+    @property
+    def scores(self) -> int:
+        """How many scores it has a head: what it costs to judge."""
+        return self.make.shape.Lq * self.make.shape.Lk
+
     def inputs(self, dtype: str, seed: int = 0) -> Inputs:
         """Its inputs, the same for a seed on any machine."""
         name = zlib.crc32(self.name.encode())
         return self.make(np.random.default_rng((seed, name, DTYPES.index(dtype))), dtype)
-
-
-def make(
-    shape: Shape = BASE,
-    *,
-    mask: Any = None,
-    bias: Callable[[Context], Array] | None = None,
-    bias_dtype: str | None = None,
-    sinks: bool = False,
-    sinks_dtype: str | None = None,
-    d_lse: bool = True,
-    causal: bool | str = False,
-    edits: tuple[Edit, ...] = (),
-    views: Mapping[str, str] | None = None,
-) -> Make:
-    """A generator of inputs.
-
-    Args:
-        shape: Of the call.
-        mask: A mask, or a function of the `Context` that makes one.
-        bias: Makes the bias, in float64.
-        bias_dtype: Of the bias; that of q when absent.
-        sinks: Whether there are sinks.
-        sinks_dtype: Of the sinks; that of q when absent.
-        d_lse: Whether lse has a cotangent.
-        causal: The option that the case passes, for edits that look at what is visible.
-        edits: Change the drawn float64 arrays in place, before they are cast.
-        views: As in `Inputs`.
-    """
-
-    def generate(rng: np.random.Generator, dtype: str) -> Inputs:
-        ctx = Context(rng, dtype, shape)
-        arrays: dict[str, Any] = {
-            "q": ctx.normal(*shape.of(shape.Hq, shape.Lq, shape.D)),
-            "k": ctx.normal(*shape.of(shape.Hk, shape.Lk, shape.D)),
-            "v": ctx.normal(*shape.of(shape.Hk, shape.Lk, shape.Dv)),
-            "d_out": ctx.normal(*shape.of(shape.Hq, shape.Lq, shape.Dv)),
-        }
-        if d_lse:
-            arrays["d_lse"] = ctx.normal(*arrays["q"].shape[:-1])
-        if bias is not None:
-            arrays["bias"] = bias(ctx)
-        if sinks:
-            arrays["sinks"] = ctx.normal(shape.Hq)
-        made = mask(ctx) if callable(mask) else mask
-        if edits:
-            seen = visibility(made, causal, arrays.get("bias"), shape.grid)
-            for edit in edits:
-                edit(ctx, arrays, seen)
-        types = dict.fromkeys(arrays, dtype)
-        types["d_lse"] = "float64" if dtype == "float64" else "float32"
-        types["bias"], types["sinks"] = bias_dtype or dtype, sinks_dtype or dtype
-        with np.errstate(over="ignore", invalid="ignore"):
-            cast = {name: arrays[name].astype(numpy_dtype(types[name])) for name in arrays}
-        for name, kind in (views or {}).items():
-            if kind == "expanded" and name != "mask":
-                cast[name][...] = cast[name][:1]
-            elif kind == "expanded":
-                made = np.array(np.broadcast_to(made[:1], made.shape))
-        return Inputs(**cast, mask=made, views=views or {})
-
-    return generate

@@ -9,7 +9,7 @@ import numpy as np
 from attnx.masks import Causal, Dense, Lengths, Window
 from attnx_conformance._precision import limits
 
-from ._case import BASE, Case, Context, Shape, make, square
+from ._case import BASE, Case, Context, Recipe, Shape, square
 from ._edits import poison, put, shifted, spike
 
 __all__ = ["CASES"]
@@ -70,7 +70,7 @@ def _case(
     bias_dtype: str | None = None, sinks_dtype: str | None = None, dtypes: Any = None,
     **options: Any,
 ) -> Case:  # fmt: skip
-    inputs = make(
+    inputs = Recipe(
         shape, mask=mask, bias=bias, bias_dtype=bias_dtype, sinks=sinks, sinks_dtype=sinks_dtype,
         causal=options.get("causal", False), edits=edits,
     )  # fmt: skip

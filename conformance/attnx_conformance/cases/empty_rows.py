@@ -8,7 +8,7 @@ import numpy as np
 
 from attnx.masks import Causal, Dense, Lengths, Predicate, Prefix, Segments, Starts, Window
 
-from ._case import BASE, Case, Shape, make, square
+from ._case import BASE, Case, Recipe, Shape, square
 from ._edits import poison, scaled
 
 __all__ = ["CASES"]
@@ -26,7 +26,7 @@ def _without(*shape: int, at: Any) -> Any:
 def _case(name: str, mask: Any, shape: Shape = BASE, *, ids: tuple[str, ...] = (),
           bias: Any = None, poisoned: bool = True, **options: Any) -> Case:  # fmt: skip
     edits = (poison(),) if poisoned else ()
-    inputs = make(shape, mask=mask, bias=bias, edits=edits, causal=options.get("causal", False))
+    inputs = Recipe(shape, mask=mask, bias=bias, edits=edits, causal=options.get("causal", False))
     return Case(f"empty-{name}", ("S3.7", "S4.1"), "masks", inputs, options, ids=ids)
 
 
@@ -83,7 +83,7 @@ _ROWS = (
 def _sized(name: str, *, bias: Any = None, mask: Any = None, sinks: bool = False,
            ids: tuple[str, ...] = (), causal: bool | str = False,
            **sizes: Any) -> Case:  # fmt: skip
-    inputs = make(BASE._replace(**sizes), bias=bias, mask=mask, sinks=sinks, causal=causal)
+    inputs = Recipe(BASE._replace(**sizes), bias=bias, mask=mask, sinks=sinks, causal=causal)
     return Case(f"none-{name}", ("S1.1", "S1.2", "S3.7"), "masks", inputs, {"causal": causal},
                 ids=ids)  # fmt: skip
 
@@ -109,7 +109,7 @@ _SIZES = (
 
 _ONE_KEY = (
     Case("one-visible-key", ("S7",), "masks",
-         make(BASE, mask=np.arange(9)[:, None] == np.arange(11) - 1, edits=(scaled(q=30.0),))),
+         Recipe(BASE, mask=np.arange(9)[:, None] == np.arange(11) - 1, edits=(scaled(q=30.0),))),
 )  # fmt: skip
 
 CASES = (*_ROWS, *_SIZES, *_ONE_KEY)

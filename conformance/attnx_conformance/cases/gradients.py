@@ -8,7 +8,7 @@ import numpy as np
 
 from attnx.masks import Causal, Dense, Lengths, Prefix, Segments, Window
 
-from ._case import BASE, Case, Context, Shape, make, square
+from ._case import BASE, Case, Context, Recipe, Shape, square
 from ._edits import poison, put, scaled, set_to
 
 __all__ = ["CASES"]
@@ -30,7 +30,7 @@ def _case(
     sinks: bool = False, d_lse: bool = True, ids: tuple[str, ...] = (),
     clauses: tuple[str, ...] = ("S6.1",), **options: Any,
 ) -> Case:  # fmt: skip
-    inputs = make(shape, mask=mask, bias=bias, sinks=sinks, d_lse=d_lse, edits=edits,
+    inputs = Recipe(shape, mask=mask, bias=bias, sinks=sinks, d_lse=d_lse, edits=edits,
                   causal=options.get("causal", False))  # fmt: skip
     return Case(f"gradient-{name}", clauses, "gradients", inputs, options, ids=ids)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from attnx.masks import Causal, Lengths, Segments, Window
 
-from ._case import BASE, Case, Context, Shape, make, square
+from ._case import BASE, Case, Context, Recipe, Shape, square
 from ._edits import poison, put, set_to
 
 __all__ = ["CASES"]
@@ -27,7 +27,7 @@ def _case(
     clauses: tuple[str, ...] = ("S4.2",), ids: tuple[str, ...] = (),
     needs: tuple[str, ...] = ("isolation",), dtypes: Any = None, **options: Any,
 ) -> Case:  # fmt: skip
-    inputs = make(shape, mask=mask, bias=bias, edits=edits, causal=options.get("causal", False))
+    inputs = Recipe(shape, mask=mask, bias=bias, edits=edits, causal=options.get("causal", False))
     only = {} if dtypes is None else {"dtypes": dtypes}
     return Case(f"live-{name}", clauses, "numerics", inputs, options, needs=needs, ids=ids, **only)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from attnx.masks import Causal, Dense, Lengths, Predicate, Prefix, Segments, Starts, Window
 
-from ._case import BASE, Case, Context, Shape, make, square
+from ._case import BASE, Case, Context, Recipe, Shape, square
 from ._edits import poison, spike
 
 __all__ = ["CASES"]
@@ -233,7 +233,7 @@ def _cases(spec: Spec) -> Iterator[Case]:
     causal = spec.options.get("causal", False)
 
     def case(suffix: str, clauses: tuple[str, ...], *edits: Any, **more: Any) -> Case:
-        inputs = make(spec.shape, mask=spec.mask, causal=causal, edits=edits)
+        inputs = Recipe(spec.shape, mask=spec.mask, causal=causal, edits=edits)
         return Case(spec.name + suffix, clauses, "masks", inputs, spec.options, **more)
 
     yield case("", spec.clauses, ids=spec.ids)

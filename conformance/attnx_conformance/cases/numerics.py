@@ -9,7 +9,7 @@ import numpy as np
 from attnx.masks import Dense, Lengths, Window
 from attnx_conformance._precision import limits
 
-from ._case import BASE, Case, Context, Shape, make, square
+from ._case import BASE, Case, Context, Recipe, Shape, square
 from ._edits import ascending, correlated, put, scaled, set_to, shifted
 
 __all__ = ["CASES"]
@@ -21,7 +21,7 @@ RANDOM = Dense(np.arange(192 * 192).reshape(192, 192) % 5 != 1)
 
 def _case(name: str, shape: Shape, *edits: Any, mask: Any = None, sinks: bool = False,
           ids: tuple[str, ...] = (), **options: Any) -> Case:  # fmt: skip
-    inputs = make(shape, mask=mask, sinks=sinks, edits=edits, causal=options.get("causal", False))
+    inputs = Recipe(shape, mask=mask, sinks=sinks, edits=edits, causal=options.get("causal", False))
     return Case(f"numbers-{name}", ("S5.2", "S5.3"), "numerics", inputs, options, ids=ids)
 
 

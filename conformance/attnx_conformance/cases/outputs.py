@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ._case import BASE, Case, Shape, make, square
+from ._case import BASE, Case, Recipe, Shape, square
 from ._edits import ascending, correlated, onehot, scaled
 
 __all__ = ["CASES"]
@@ -16,7 +16,7 @@ SMALL = BASE._replace(batch=(1,), Hq=2, Hk=1)
 
 def _case(name: str, shape: Shape, *clauses: str, ids: tuple[str, ...] = (), edits: Any = (),
           **options: Any) -> Case:  # fmt: skip
-    return Case(name, clauses, "forward", make(shape, edits=edits), options, ids=ids)
+    return Case(name, clauses, "forward", Recipe(shape, edits=edits), options, ids=ids)
 
 
 _SHAPES = (

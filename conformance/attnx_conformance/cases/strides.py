@@ -8,7 +8,7 @@ import numpy as np
 
 from attnx.masks import Lengths
 
-from ._case import BASE, Case, Shape, make, square
+from ._case import BASE, Case, Recipe, Shape, square
 
 __all__ = ["CASES", "VIEWS"]
 
@@ -18,7 +18,7 @@ LONG = square(300, batch=(2,), Hq=2, Hk=2, D=16, Dv=16)
 
 def _case(name: str, views: dict[str, str], shape: Shape = BASE, *, mask: Any = None,
           bias: Any = None, ids: tuple[str, ...] = (), **options: Any) -> Case:  # fmt: skip
-    inputs = make(shape, mask=mask, bias=bias, views=views, causal=options.get("causal", False))
+    inputs = Recipe(shape, mask=mask, bias=bias, views=views, causal=options.get("causal", False))
     return Case(f"strides-{name}", ("S1.4",), "system", inputs, options, ids=ids)
 
 

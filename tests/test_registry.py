@@ -1,0 +1,496 @@
+"""A broken plugin breaks nothing but itself, and says so to `attnx doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnx
+from attnx import plugin
+from attnx._registry import registry
+from attnx.errors import (
+    ArgumentTypeError,
+    PluginError,
+    UnavailableBackend,
+    UnknownBackend,
+    UnsupportedError,
+)
+
+Plug = Callable[..., None]
+Python = Callable[..., str]
+x = np.ones((3, 4), np.float32)
+
+
+@pytest.fixture(autouse=True)
+def unchanged() -> Iterator[None]:
+    """What a test adds to the doctor's records is gone after it."""
+    before = list(registry.records)
+    yield
+    registry.records = before
+
+
+def records(subject: str) -> list[Any]:
+    return [record for record in registry.records if record.subject == subject]
+
+
+def works() -> None:
+    """Everybody else goes on."""
+    assert attnx.attention(x, x, x).shape == (3, 4)
+    assert attnx.explain(x, x, x).choice == "numpy"
+    assert "numpy" in [info.name for info in attnx.backends() if info.status == "available"]
+
+
+def spec(name: str = "bad", **fields: Any) -> plugin.BackendSpec:
+    given: dict[str, Any] = {"name": name, "load": lambda: None}
+    return plugin.BackendSpec(**(given | fields))
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def hook(*_: Any) -> Any:
+        raise error
+
+    return hook
+
+
+MODULES = {
+    "syntax": "def",
+    "missing": "import surely_no_such_module",
+    "raises": "raise ValueError('at import')",
+    "exits": "raise SystemExit(3)",
+    "generator_exit": "raise GeneratorExit",
+    "multiline": "raise RuntimeError('one\\ntwo')",
+    "unknown_hook": (
+        "from attnx.plugin import hookimpl\n@hookimpl\ndef attnx_bakends():\n    return []\n"
+    ),
+    "wrong_argument": (
+        "from attnx.plugin import hookimpl\n@hookimpl\ndef attnx_planned(nothing):\n    pass\n"
+    ),
+    "hook_raises": "def attnx_backends():\n    raise OSError('no')\n",
+    "hook_exits": "def attnx_backends():\n    raise SystemExit\n",
+    "hook_gives_none": "def attnx_backends():\n    return None\n",
+    "hook_gives_text": "def attnx_backends():\n    return ['numpy']\n",
+    "half_good": (
+        "from attnx.plugin import BackendSpec\n"
+        "def attnx_backends():\n    yield BackendSpec('half', print)\n    yield 3\n"
+    ),
+    "future": (
+        "from attnx.plugin import BackendSpec\n"
+        "def attnx_backends():\n    return [BackendSpec('future', print, api_version=99)]\n"
+    ),
+    "thief": (
+        "from attnx.plugin import BackendSpec\n"
+        "def attnx_backends():\n    return [BackendSpec('numpy', print)]\n"
+    ),
+    "noisy_attributes": (
+        "class Plugin:\n"
+        "    def __getattr__(self, name):\n        raise RuntimeError(name)\n"
+        "plugin = Plugin()\n"
+    ),
+}
+DETAILS = {
+    "syntax": ("failed", "SyntaxError: invalid syntax (attnx_bad_syntax.py, line 1)"),
+    "missing": ("failed", "ModuleNotFoundError: No module named 'surely_no_such_module'"),
+    "raises": ("failed", "ValueError: at import"),
+    "exits": ("failed", "SystemExit: 3"),
+    "generator_exit": ("failed", "GeneratorExit"),
+    "multiline": ("failed", "RuntimeError: one"),
+    "no_module": ("failed", "ModuleNotFoundError: No module named 'attnx_bad_no_module'"),
+    "no_attribute": ("failed", "AttributeError: module 'numbers' has no attribute 'plugin'"),
+    "unknown_hook": ("failed", "PluginValidationError: "),
+    "wrong_argument": ("failed", "PluginValidationError: "),
+    "hook_raises": ("failed", "OSError: no"),
+    "hook_exits": ("failed", "SystemExit"),
+    "hook_gives_none": ("failed", "TypeError: 'NoneType' object is not iterable"),
+    "hook_gives_text": (
+        "failed", "TypeError: attnx_backends: expected BackendSpec objects, got str"
+    ),
+    "half_good": ("failed", "TypeError: attnx_backends: expected BackendSpec objects, got int"),
+    "future": (
+        "refused",
+        "backend 'future' was written for version 99 of the plugin contract; this attnx supports "
+        "1 to 1",
+    ),
+    "noisy_attributes": ("failed", "RuntimeError: "),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bad_plugins(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with an installed distribution whose every plugin is broken in its own way."""
+    folder = tmp_path_factory.mktemp("bad")
+    lines = ["[attnx]"]
+    for name, source in MODULES.items():
+        (folder / f"attnx_bad_{name}.py").write_text(source, "utf-8")
+        target = ":plugin" if name == "noisy_attributes" else ""
+        lines.append(f"{name} = attnx_bad_{name}{target}")
+    lines += ["no_module = attnx_bad_no_module", "no_attribute = numbers:plugin"]
+    info = folder / "attnx_bad-2.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: attnx-bad\nVersion: 2.5\n", "utf-8"
+    )
+    (info / "entry_points.txt").write_text("\n".join(lines), "utf-8")
+    return str(folder)
+
+
+CALL = "import attnx, numpy as np\nx = np.ones((3, 4), np.float32)\n"
+
+
+def test_no_broken_plugin_breaks_an_import_a_call_or_another_plugin(
+    python: Python, bad_plugins: str
+) -> None:
+    code = CALL + (
+        "assert attnx.attention(x, x, x).shape == (3, 4)\n"
+        "from attnx._registry import registry\n"
+        "print(registry.names())\n"
+        "for r in registry.records:\n"
+        "    print(r.subject, r.status, r.distribution, r.detail, sep='|')\n"
+    )
+    first, *lines = python(code, path=bad_plugins).splitlines()
+    assert first in ("['cupy', 'jax', 'numpy', 'torch']", "['jax', 'numpy', 'torch']")
+    found = {tuple(line.split("|")[:2]): line.split("|")[2:] for line in lines}
+    for name, (status, detail) in DETAILS.items():
+        distribution, said = found[name, status]
+        assert distribution == "attnx-bad 2.5"
+        assert said.startswith(detail), name
+    assert found["numpy", "refused"][1] == "the name is taken by the plugin 'numpy'"
+    assert found["numpy", "ok"][0].startswith("attnx ")
+
+
+def test_a_broken_plugin_raises_when_strict(python: Python, bad_plugins: str) -> None:
+    """`ATTNX_STRICT_PLUGINS=1`, at every call, with the cause; `import attnx` still works."""
+    code = CALL + (
+        "for _ in range(2):\n"
+        "    try:\n        attnx.attention(x, x, x)\n"
+        "    except attnx.errors.PluginError as e:\n        print(e, '|', repr(e.__cause__))\n"
+    )
+    strict = {"ATTNX_STRICT_PLUGINS": "1", "ATTNX_PLUGINS": "numpy,raises"}
+    said = (
+        "plugin 'raises': ValueError: at import; repair or uninstall raises | "
+        "ValueError('at import')"
+    )
+    assert python(code, path=bad_plugins, **strict).splitlines() == [said, said]
+    strict["ATTNX_PLUGINS"] = "numpy,future"
+    text = python(CALL + "attnx.attention(x, x, x)", path=bad_plugins, fails=True, **strict)
+    assert "PluginError: plugin 'future': backend 'future' was written for version 99" in text
+
+
+def test_plugins_are_allowed_and_blocked_before_they_are_imported(
+    python: Python, bad_plugins: str
+) -> None:
+    code = CALL + (
+        "import sys\n"
+        "attnx.attention(x, x, x)\n"
+        "from attnx._registry import registry\n"
+        "print(registry.names(), 'attnx_bad_raises' in sys.modules, 'attnx_torch' in sys.modules)\n"
+        "print(sorted({r.status for r in registry.records if r.subject == 'raises'}))\n"
+    )
+    only = python(code, path=bad_plugins, ATTNX_PLUGINS="numpy")
+    assert only.splitlines() == ["['numpy'] False False", "['blocked']"]
+    blocked = ",".join(f"-{name}" for name in ["torch", "jax", "cupy", *MODULES])
+    assert python(code, path=bad_plugins, ATTNX_PLUGINS=blocked) == only
+
+
+def test_the_first_call_of_several_threads_finds_every_plugin(python: Python) -> None:
+    code = CALL + (
+        "import threading\n"
+        "barrier, failed = threading.Barrier(8), []\n"
+        "def work():\n"
+        "    barrier.wait()\n"
+        "    try:\n        attnx.attention(x, x, x)\n"
+        "    except BaseException as error:\n        failed.append(error)\n"
+        "threads = [threading.Thread(target=work) for _ in range(8)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\n"
+        "print(failed)\n"
+    )
+    assert python(code, ATTNX_PLUGINS="numpy") == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("hook", "detail"),
+    [
+        (raising(OSError("no")), "OSError: no"), (raising(SystemExit(2)), "SystemExit: 2"),
+        (lambda: None, "TypeError: 'NoneType' object is not iterable"),
+        (lambda: [spec(), 3], "TypeError: attnx_backends: expected BackendSpec objects, got int"),
+        (lambda: spec(), "TypeError: attnx_backends: expected BackendSpec objects, got str"),
+        (lambda: [spec(name=3)], "TypeError: BackendSpec.name: got 3 in 3"),
+        (lambda: [spec(name="")], "TypeError: BackendSpec.name: got '' in ''"),
+        (lambda: [spec(name=["bad"])], "TypeError: BackendSpec.name: got ['bad'] in ['bad']"),
+        (lambda: [spec(load=None)], "TypeError: BackendSpec.load: got None in 'bad'"),
+        (lambda: [spec(lane=3)], "TypeError: BackendSpec.lane: got 3 in 'bad'"),
+        (
+            lambda: [spec(array_types="numpy.ndarray")],
+            "TypeError: BackendSpec.array_types: got 'numpy.ndarray' in 'bad'",
+        ),
+        (lambda: [spec(array_types=None)], "TypeError: BackendSpec.array_types: got None in 'bad'"),
+        (lambda: [spec(requires=(1,))], "TypeError: BackendSpec.requires: got (1,) in 'bad'"),
+        (lambda: [spec(settings=None)], "TypeError: BackendSpec.settings: got None in 'bad'"),
+        (lambda: [spec(framework=None)], "TypeError: BackendSpec.framework: got None in 'bad'"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_plugin_that_hands_over_nonsense_is_left_out_whole(
+    hook: Callable[..., Any], detail: str, plug: Plug
+) -> None:
+    names = registry.names()
+    plug("nonsense", attnx_backends=hook)
+    (record,) = records("nonsense")
+    assert (record.status, record.detail) == ("failed", detail)
+    assert registry.names() == names
+    assert not registry.manager.has_plugin("nonsense")
+    works()
+
+
+def test_ctrl_c_in_a_hook_is_not_swallowed(plug: Plug) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        plug("interrupted", attnx_backends=raising(KeyboardInterrupt()))
+    registry.manager.unregister(name="interrupted")
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_another_version_of_the_contract_is_refused_with_both_numbers(
+    version: Any, plug: Plug
+) -> None:
+    plug("future", spec(api_version=version))
+    (record,) = records("bad")
+    assert (record.status, record.remedy) == ("refused", "update the plugin or attnx")
+    assert record.detail == (
+        f"backend 'bad' was written for version {version} of the plugin contract; this attnx "
+        "supports 1 to 1"
+    )
+    with pytest.raises(UnknownBackend):
+        attnx.get_backend("bad")
+
+
+def test_a_name_is_its_first_owners(plug: Plug, marked: Callable[..., Any]) -> None:
+    first = marked("twice", 1.0)
+    plug("second", spec("twice", load=lambda: "never asked"), spec("numpy"))
+    assert attnx.get_backend("twice") is first
+    said = {(r.subject, r.detail) for r in registry.records if r.status == "refused"}
+    assert said == {
+        ("twice", "the name is taken by the plugin 'twice'"),
+        ("numpy", "the name is taken by the plugin 'numpy'"),
+    }
+
+
+def wrong_lane() -> Any:
+    backend = plugin.Backend()
+    backend.capabilities = plugin.Capabilities(dtypes=frozenset())
+    backend.lane = attnx.get_backend("numpy").lane
+    return backend
+
+
+def without_capabilities() -> Any:
+    backend = plugin.Backend()
+    backend.lane = attnx.get_backend("numpy").lane
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("load", "detail"),
+    [
+        (raising(RuntimeError("no\nluck")), "loading failed: RuntimeError: no"),
+        (raising(SystemExit(1)), "loading failed: SystemExit: 1"),
+        (raising(ImportError("libcuda")), "loading failed: ImportError: libcuda"),
+        (lambda: None, "loading failed: TypeError: load() returned NoneType, not a Backend"),
+        (lambda: plugin.Backend, "loading failed: TypeError: load() returned type, not a Backend"),
+        (
+            without_capabilities,
+            "loading failed: AttributeError: 'Backend' object has no attribute 'capabilities'",
+        ),
+        (
+            wrong_lane,
+            "loading failed: TypeError: its lane is that of 'numpy', and its spec says 'bad'; set "
+            "BackendSpec(framework='numpy')",
+        ),
+        (
+            lambda argument: argument,
+            "loading failed: TypeError: test_registry.<lambda>() missing 1 required positional",
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_backend_that_cannot_be_loaded_is_unavailable_with_its_reason(
+    load: Callable[..., Any], detail: str, plug: Plug
+) -> None:
+    plug("broken", spec(load=load))
+    for _ in range(2):
+        with pytest.raises(UnavailableBackend, match=r"^backend 'bad': loading failed: ") as caught:
+            attnx.get_backend("bad")
+        assert isinstance(caught.value.__cause__, BaseException)
+    (info,) = [info for info in attnx.backends() if info.name == "bad"]
+    assert (info.status, info.capabilities, info.version, info.devices) == (
+        "failed",
+        None,
+        None,
+        (),
+    )
+    assert info.reason == str(caught.value)
+    (record,) = records("bad")
+    assert record.status == "failed"
+    if "positional" not in detail:
+        assert record.detail == detail
+    with pytest.raises(UnavailableBackend, match=r"^backend 'bad': loading failed: "):
+        attnx.attention(x, x, x, backend="bad")
+    works()
+
+
+def test_a_missing_framework_is_unavailable_with_a_hint_and_not_imported(plug: Plug) -> None:
+    load = raising(AssertionError("never asked"))
+    needs = ("numpy", "surely_no_such_module", "nor.this.one")
+    plug("absent", spec("absent", load=load, requires=needs, install_hint="pip install it"))
+    message = (
+        "backend 'absent': surely_no_such_module, nor.this.one is not installed; pip install it"
+    )
+    with pytest.raises(UnavailableBackend) as caught:
+        attnx.get_backend("absent")
+    assert str(caught.value) == message
+    (record,) = [record for record in attnx.doctor() if record.subject == "absent"][1:]
+    assert record[:4] == ("absent", "unavailable", message, "pip install it")
+    works()
+
+
+class Coy(plugin.Backend):
+    """A backend that loads, and then raises when it is asked anything."""
+
+    def __init__(self, name: str, *silent: str) -> None:
+        self.name = name
+        self.lane = attnx.get_backend("numpy").lane
+        self.capabilities = plugin.Capabilities(dtypes=frozenset({"float32"}))
+        for method in silent:
+            setattr(self, method, raising(ZeroDivisionError(method)))
+
+
+@pytest.mark.parametrize("method", ["devices", "version", "reasons", "route"])
+def test_a_backend_that_raises_when_asked_is_told_of(method: str, plug: Plug) -> None:
+    """Listing and explaining go on; naming it raises with its reason."""
+    plug("coy", Coy("coy", method))
+    infos = {info.name: info for info in attnx.backends()}
+    expected = "failed" if method in ("devices", "version") else "available"
+    assert infos["coy"].status == expected
+    assert infos["numpy"].status == "available"
+    if method != "version":
+        said = f"it failed: ZeroDivisionError: {method}"
+        candidates = {c.name: c for c in attnx.explain(x, x, x).candidates}
+        assert candidates["coy"].note == said
+        with pytest.raises(UnavailableBackend, match=said):
+            attnx.attention(x, x, x, backend="coy")
+    works()
+
+
+def test_reasons_that_are_no_reasons_are_a_failure(plug: Plug) -> None:
+    backend = Coy("coy")
+    backend.reasons = lambda cls: ["because"]  # type: ignore[method-assign, list-item, return-value]
+    plug("coy", backend)
+    with pytest.raises(UnavailableBackend, match="TypeError: reasons\\(\\) gave str, not Reason"):
+        attnx.attention(x, x, x, backend="coy")
+
+
+def test_a_lane_that_fails_harms_its_own_arrays_alone(plug: Plug) -> None:
+    import array_api_strict
+
+    types = ("array_api_strict._array_object.Array",)
+    broken = spec("lame", lane=raising(RuntimeError("no lane")), array_types=types)
+    plug("lame", broken)
+    mine = array_api_strict.zeros((3, 4))
+    with pytest.raises(
+        UnavailableBackend, match="backend 'lame': the lane failed: RuntimeError: no"
+    ):
+        attnx.attention(mine, mine, mine)
+    works()
+    assert "the lane failed: RuntimeError: no lane" in [r.detail for r in records("lame")]
+
+
+def test_an_array_type_belongs_to_the_first_lane(plug: Plug) -> None:
+    plug("rival", spec("rival", lane=raising(AssertionError), array_types=("numpy.ndarray",)))
+    works()
+    (record,) = [r for r in records("rival") if r.status == "warning"]
+    assert record.detail == "the lane of numpy.ndarray belongs to 'numpy'"
+    assert record.remedy == "leave the spec's lane out and set framework='numpy'"
+
+
+@pytest.mark.parametrize("types", [("numpy.array",), ("numpy",), ("",), ("no.such.Type",)], ids=str)
+def test_an_array_type_that_is_none_matches_nothing(types: tuple[str, ...], plug: Plug) -> None:
+    plug("odd", spec("odd", lane=raising(AssertionError), array_types=types))
+    works()
+    with pytest.raises(ArgumentTypeError, match="expected an array of a registered framework"):
+        attnx.attention([1], [1], [1])
+
+
+def test_registering_twice_and_taking_out_what_is_not_there_raise(plug: Plug) -> None:
+    plug("once", spec("once"))
+    with pytest.raises(PluginError, match="plugin 'once' is registered already"):
+        plug("once", spec("other"))
+    with pytest.raises(UnknownBackend, match="no plugin 'never' is registered"):
+        attnx.unregister("never")
+
+
+def test_a_plugin_that_was_taken_out_leaves_nothing(plug: Plug, marked: Callable[..., Any]) -> None:
+    before = registry.generation, registry.names(), list(registry.records)
+    marked("brief", 5.0)
+    assert attnx.attention(x, x, x, backend="brief")[0, 0] == 5
+    attnx.unregister("brief")
+    with pytest.raises(UnknownBackend, match="no backend 'brief' is registered"):
+        attnx.attention(x, x, x, backend="brief")
+    assert (registry.names(), registry.records) == before[1:]
+    assert registry.generation > before[0]
+
+
+def test_a_wrong_name_comes_with_the_nearest_one() -> None:
+    with pytest.raises(UnknownBackend) as caught:
+        attnx.get_backend("nunpy")
+    names = ", ".join(map(repr, registry.names()))
+    assert str(caught.value) == (
+        f"backend: no backend 'nunpy' is registered; there are {names}; did you mean 'numpy'?"
+    )
+    for wrong in (None, [], 3):
+        with pytest.raises(ArgumentTypeError, match="backend: expected a name, got"):
+            attnx.get_backend(wrong)  # type: ignore[arg-type]
+
+
+def test_a_backend_is_loaded_once(plug: Plug) -> None:
+    made: list[Any] = []
+
+    def load() -> Any:
+        made.append(Coy("lazy"))
+        return made[-1]
+
+    plug("lazy", spec("lazy", framework="numpy", load=load))
+    assert made == []
+    assert attnx.get_backend("lazy") is attnx.get_backend("lazy")
+    assert len(made) == 1
+
+
+def test_a_third_party_computes_when_named_and_the_lanes_owner_by_default(
+    marked: Callable[..., Any],
+) -> None:
+    """Design section 2."""
+    marked("aaa", 5.0)
+    assert attnx.explain(x, x, x).choice == "numpy"
+    assert attnx.attention(x, x, x, backend="aaa")[0, 0] == 5
+
+
+def test_a_backend_object_needs_no_registration() -> None:
+    class Mine(plugin.ArrayBackend):
+        """The array kernel under another name."""
+
+    mine = Mine("mine", attnx.get_backend("numpy").lane)
+    assert attnx.explain(x, x, x, backend=mine).choice == "mine"
+    assert np.allclose(attnx.attention(x, x, x, backend=mine), attnx.attention(x, x, x))
+    with pytest.raises(UnsupportedError, match="backend 'mine' cannot do this call: dtype=float16"):
+        attnx.attention(*[x.astype(np.float16)] * 3, backend=mine)
+
+
+def test_every_backend_is_described(tmp_path: Path) -> None:
+    for info in attnx.backends():
+        assert info.status in ("available", "unavailable")
+        assert info.distribution.startswith("attnx ")
+        assert info.summary
+        assert info.array_types
+        assert (info.status == "available") == bool(info.devices)
+        assert (info.status == "available") == (info.reason is None)
+    assert {record.status for record in attnx.doctor()} <= {"ok", "unavailable"}

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import settings
 from sybil import Sybil
 from sybil.document import PythonDocStringDocument
-from sybil.integration.pytest import SybilItem
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 from sybil.parsers.rest import DocTestParser
 
@@ -54,9 +53,15 @@ docstrings = Sybil(
 pytest_collect_file = (documents + docstrings).pytest()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps a document's blocks together, and in order, when tests are spread over processes."""
-    for item in items:
-        if isinstance(item, SybilItem):
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Spreads single tests over processes, but keeps whole what builds on its own beginning."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.split("::")[0]
+            whole = path.startswith("attnx/") or path.endswith((".md", "test_packaging.py"))
+            return path if whole else nodeid
+
+    return Scheduling(config, log)

@@ -9,19 +9,34 @@
 from __future__ import annotations
 
 from attnx import _install, errors, masks
-from attnx._api import attention, attention_vjp, attention_weights, explain, merge, plan
+from attnx._api import (
+    BoundPlan,
+    attention,
+    attention_vjp,
+    attention_weights,
+    explain,
+    merge,
+    plan,
+)
 from attnx._choice import set_default_backend, use_backend
+from attnx._dispatch import Candidate, Explanation
+from attnx._registry import BackendInfo, Record
 from attnx._report import backends, doctor, get_backend, register, unregister
 from attnx.masks import Causal, Dense, Lengths, Predicate, Prefix, Segments, Starts, Window
 from attnx.plugin import Gradients
 
 __all__ = [
+    "BackendInfo",
+    "BoundPlan",
+    "Candidate",
     "Causal",
     "Dense",
+    "Explanation",
     "Gradients",
     "Lengths",
     "Predicate",
     "Prefix",
+    "Record",
     "Segments",
     "Starts",
     "Window",

@@ -6,6 +6,7 @@ checked and made canonical by itself, and positions have a meaning only in the w
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from attnx import masks
@@ -128,7 +129,7 @@ def _counts(lane: Lane, name: str, leaf: Any, q: Any, length: int, dims: Dims) -
     if not lane.readable(leaf):
         return xp.clip(leaf, 0, length)
     if dims.B:
-        low, high = int(xp.min(leaf)), int(xp.max(leaf))
+        low, high = lane.extremes(leaf)
         if low < 0 or high > length:
             wrong = low if low < 0 else high
             raise ArgumentError(f"{name}: expected counts within [0, {what}={length}], got {wrong}")
@@ -159,7 +160,8 @@ def _integers(lane: Lane, name: str, leaf: Any, q: Any) -> Any:
     if not dtype.startswith(("int", "uint")):
         raise ArgumentTypeError(f"{name}: expected integers, got {dtype}")
     found = lane.integers(leaf, q)
-    if dtype == "uint64" and lane.readable(found) and bool(lane.xp.any(found < 0)):
+    wide = dtype == "uint64" and math.prod(found.shape) and lane.readable(found)
+    if wide and lane.extremes(found)[0] < 0:
         raise ArgumentError(f"{name}: expected integers that fit into int64, got greater ones")
     return found
 

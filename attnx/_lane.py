@@ -60,6 +60,10 @@ class Lane:
         """Whether the contents can be read without tracing or synchronising a device (S8.1)."""
         return not self.traced(array) and self.device(array) == "cpu"
 
+    def extremes(self, array: Any) -> tuple[int, int]:
+        """The least and greatest value of a readable array of integers, of at least one."""
+        return int(self.xp.min(array)), int(self.xp.max(array))
+
     def fast_key(self, q: Any, k: Any, v: Any) -> Any:
         """What a plain call's plan depends on beyond shapes and dtypes: device, gradient, tracing.
 

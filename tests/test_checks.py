@@ -300,7 +300,7 @@ def test_a_q_that_is_no_array_names_the_frameworks(wrong: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 def test_a_matrix_is_refused() -> None:
-    """Its `*` is a product of its own (facts-dispatch, trap 22)."""
+    """Its `*` is a product of its own."""
     with pytest.raises(ArgumentTypeError, match=f"^q: matrix {OWN_MEANING}$"):
         attnx.attention(np.matrix(q[0, 0]), k[0, 0], v[0, 0])
 

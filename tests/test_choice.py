@@ -103,7 +103,7 @@ def test_contexts_nest_and_end_with_an_exception_too() -> None:
 
 
 def test_one_object_serves_again_and_inside_itself() -> None:
-    """A reused context object keeps a stack (facts-dispatch, trap 20)."""
+    """A reused context object keeps a stack."""
     chosen = attnx.use_backend("mine")
     for _ in range(2):
         with attnx.use_backend("outer"), chosen:

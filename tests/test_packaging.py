@@ -16,8 +16,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-pytestmark = pytest.mark.xdist_group("packaging")  # one build serves every test here
-
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {
     "attnx",

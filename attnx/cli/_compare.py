@@ -21,12 +21,12 @@ from attnx.cli._records import plain
 from attnx.cli._request import Options, Request
 from attnx.cli._runner import Row, run_backend
 from attnx.cli._tables import print_comparison
-from attnx.errors import ArgumentError, UnknownBackend, UnsupportedError
+from attnx.errors import ArgumentError, ArgumentTypeError, AttnxError, UnknownBackend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from attnx._registry import BackendInfo
+    from attnx import BackendInfo
 
 __all__ = ["compare"]
 
@@ -175,11 +175,12 @@ def _check_call(inputs: Inputs, request: Request) -> None:
     """Refuse a wrong call before any process starts, with the messages of the API itself."""
     (q, k, v), options = request.call()
     try:
-        attnx.explain(q, k, v, return_lse=True, gradient=True, **options)
-    except UnsupportedError:
-        return  # which backend cannot do it is what the table will say
-    except attnx.errors.AttnxError as error:
+        attnx.get_backend("numpy")  # ATTNX_PLUGINS may block it, and its array type with it
+        attnx.explain(q, k, v, return_lse=True, gradient=True, backend="numpy", **options)
+    except (ArgumentError, ArgumentTypeError) as error:
         raise ArgumentError(f"{inputs.source}: {error}") from error
+    except AttnxError:
+        return  # which backend cannot do it, or is not there, is what the table will say
     check_size(request)
 
 

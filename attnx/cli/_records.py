@@ -9,8 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnx._dispatch import Explanation
-    from attnx._registry import BackendInfo, Record
+    from attnx import BackendInfo, Explanation, Record
     from attnx.plugin import Reason
 
 __all__ = [

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from attnx._registry import BackendInfo
+    from attnx import BackendInfo
 
 __all__ = ["Row", "run_backend"]
 

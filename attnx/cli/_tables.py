@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from attnx._registry import BackendInfo, Record
+    from attnx import BackendInfo, Record
     from attnx.cli._request import Request
     from attnx.cli._runner import Row
     from attnx.plugin import Capabilities

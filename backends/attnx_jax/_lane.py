@@ -77,6 +77,11 @@ class JaxLane(Lane):
             return False
         return self.device(array) == "cpu" and bool(array.is_fully_addressable)
 
+    def extremes(self, array: Any) -> tuple[int, int]:
+        """By NumPy: inside a trace, JAX would trace even what it does to concrete arrays."""
+        values = np.asarray(array)
+        return int(values.min()), int(values.max())
+
     def fast_key(self, q: Any, k: Any, v: Any) -> Any:
         """The device, for concrete arrays; a tracer takes the long way."""
         concrete = self._concrete

@@ -20,6 +20,7 @@ from attnx import masks
 from attnx.errors import UnsupportedError
 from attnx.plugin import Gradients, Reason
 from attnx_torch import _sdpa
+from attnx_torch._lane import is_batched, transformed
 from attnx_torch._scores import finite
 
 if TYPE_CHECKING:
@@ -47,9 +48,9 @@ class _Attention(torch.autograd.Function):
         ctx.call, leaves = _without_arrays(call)
         if backend.by_sdpa(q, k, v, call):
             with torch.enable_grad():
-                needs = ctx.needs_input_grad[2:5]
-                inner = [x.detach().requires_grad_(n) for x, n in zip((q, k, v), needs, strict=True)]
-                graph = _sdpa.attend(*inner, call)
+                needs = zip((q, k, v), ctx.needs_input_grad[2:5], strict=True)
+                inner = [x.detach().requires_grad_(needed) for x, needed in needs]
+                graph = _sdpa.attend(inner[0], inner[1], inner[2], call)
             out, lse = graph.detach(), None
             ctx.save_for_backward(q, k, v, out, lse, bias, sinks, graph, *inner, *leaves)
         else:
@@ -61,6 +62,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, d_out: Any, d_lse: Any) -> tuple[Any, ...]:
         if d_out is None and d_lse is None:
             return (None,) * 7
+        if transformed() or any(is_batched(d) for d in (d_out, d_lse) if d is not None):
+            raise _refusal("of a batch of cotangents", "one at a time", "call backward in a loop")
         saved = ctx.saved_tensors
         if torch.is_grad_enabled():
             grads = _Gradients.apply(ctx.backend, ctx.call, d_out, d_lse, *saved)
@@ -79,12 +82,13 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        reason = Reason("gradient", "of a gradient", "first order", "detach the first gradient")
-        raise UnsupportedError(
-            f"backend 'torch' cannot differentiate attention twice: {reason}",
-            backend="torch",
-            reasons=(reason,),
-        )
+        raise _refusal("of a gradient", "first order", "detach the first gradient")
+
+
+def _refusal(got: str, supported: str, hint: str) -> UnsupportedError:
+    reason = Reason("gradient", got, supported, hint)
+    message = f"backend 'torch' cannot do this call: {reason}"
+    return UnsupportedError(message, backend="torch", reasons=(reason,))
 
 
 def _gradients(

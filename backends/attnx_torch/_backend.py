@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attnx.plugin import ArrayBackend, Capabilities, Reason
+from attnx.plugin import MASK_KINDS, ArrayBackend, Capabilities, Reason
 from attnx_torch import _autograd, _scores, _sdpa, _tiles
 from attnx_torch._lane import LANE
 
@@ -24,9 +24,7 @@ __all__ = ["TorchBackend"]
 CAPABILITIES = Capabilities(
     dtypes=frozenset({"float16", "bfloat16", "float32", "float64"}),
     devices=frozenset({"cpu", "cuda"}),
-    native_masks=frozenset(
-        {"causal", "window", "lengths", "starts", "prefix", "segments", "positions", "or", "not"}
-    ),
+    native_masks=MASK_KINDS - {"dense", "predicate"},
 )
 
 
@@ -47,12 +45,13 @@ class TorchBackend(ArrayBackend):
     def reasons(self, cls: CallClass) -> tuple[Reason, ...]:
         """Transforms are refused: they would differentiate or batch steps that are not theirs."""
         found = super().reasons(cls)
-        if cls.traced:
-            found += (Reason(
-                "transform", "torch.func, forward AD or torch.compile", "eager autograd",
-                "call attention outside it",
-            ),)  # fmt: skip
-        return found
+        if not cls.traced:
+            return found
+        if torch.compiler.is_compiling():
+            got, hint = "torch.compile", "leave it out: torch.compiler.disable(attnx.attention)"
+        else:
+            got, hint = "torch.func or forward AD", "call attention outside the transform"
+        return (*found, Reason("transform", got, "eager autograd", hint))
 
     def route(self, cls: CallClass) -> str:
         """The first choice, and what else may serve."""

@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-__all__ = ["LANE", "TorchLane", "autocast_dtype"]
+__all__ = ["LANE", "TorchLane", "autocast_dtype", "is_batched", "transformed"]
 
-# There is no public way to ask whether vmap, grad or jvp of torch.func is active.
-_functorch_active = torch._C._are_functorch_transforms_active
+# There is no public way to ask whether vmap, grad or jvp of torch.func is active, nor whether a
+# cotangent is one of `torch.autograd.grad(is_grads_batched=True)`.
+transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
+is_batched: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 _any_autocast = torch._C._is_any_autocast_enabled
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -49,12 +51,12 @@ class TorchLane(Lane):
         return str(array.dtype)[6:]
 
     def device(self, array: torch.Tensor) -> str:
-        """`"cpu"`, `"cuda:0"`, …"""
+        """PyTorch's name, such as `"cuda:0"`."""
         return str(array.device)
 
     def traced(self, array: torch.Tensor) -> bool:
         """Under `torch.func`, `torch.compile`, or as a dual number of forward AD."""
-        if _functorch_active() or _is_compiling():
+        if transformed() or _is_compiling():
             return True
         if forward_ad._current_level < 0:
             return False
@@ -77,17 +79,18 @@ class TorchLane(Lane):
         target = autocast_dtype(q.device.type)
         if target is None:
             return q, k, v
-        return tuple(x if x.dtype is torch.float64 else x.to(target) for x in (q, k, v))
+        q, k, v = (x if x.dtype is torch.float64 else x.to(target) for x in (q, k, v))
+        return q, k, v
 
     def fast_key(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
         """Device and gradient; None where a transform or autocast asks for a longer look."""
         if (
             not type(q) is type(k) is type(v) is torch.Tensor
-            or _functorch_active()
+            or transformed()
             or forward_ad._current_level >= 0
             or _any_autocast()
             or _is_compiling()
-            or q.layout is not torch.strided
+            or not q.layout is k.layout is v.layout is torch.strided
         ):
             return None
         gradient = _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
@@ -121,7 +124,7 @@ class TorchLane(Lane):
         """PyTorch warns of nothing; but autocast must not cast the steps of a kernel (S5.2)."""
         return _NoAutocast() if _any_autocast() else nullcontext()
 
-    def vjp(  # type: ignore[override]  # the base class holds an optional callable
+    def vjp(
         self, fn: Callable[..., Any], inputs: Sequence[Any], cotangents: Sequence[Any]
     ) -> tuple[Any, Any]:
         """Outputs and gradients by `torch.autograd.grad`, zeros for an input that is not used."""
@@ -137,7 +140,9 @@ class TorchLane(Lane):
                 [y for y, _ in pairs], leaves, [dy for _, dy in pairs],
                 allow_unused=True, materialize_grads=True,
             )  # fmt: skip
-        outputs = tuple(y.detach() for y in made) if isinstance(outputs, tuple) else made[0].detach()
+        outputs = (
+            tuple(y.detach() for y in made) if isinstance(outputs, tuple) else made[0].detach()
+        )
         return outputs, gradients
 
     def to_numpy(self, array: torch.Tensor) -> Any:

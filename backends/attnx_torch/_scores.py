@@ -13,12 +13,14 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.nn.functional import threshold
 
 from attnx.tiling import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from attnx.masks import Mask
     from attnx.plugin import Call
     from attnx_torch._backend import TorchBackend
 
@@ -26,6 +28,9 @@ __all__ = ["Operands", "Scores", "blocks", "cut", "finite", "no_infinity"]
 
 CALM = 16.0
 """Scores within it need no shift: their exponentials stay within 1e7 of 1."""
+
+SMALL = 64
+"""Queries below which looking for the bound costs more than it saves."""
 
 FLOOR = {torch.float32: -87.3, torch.float64: -708.3}
 """exp of less is below the smallest normal number; denormals cost a hundred times more (S5.3)."""
@@ -146,21 +151,21 @@ class Scores:
         if call.bias is not None:
             grid += cut(call.bias, tile)
         if tile.masked and call.mask is not None:
-            grid += self._hidden(tile)
+            grid += self._hidden(call.mask, tile)
         return s, tanh
 
-    def _hidden(self, tile: Any) -> torch.Tensor:
+    def _hidden(self, mask: Mask, tile: Any) -> torch.Tensor:
         """0 where visible and -inf where not; broadcasts over (B, Hq, n, m)."""
-        shown = visible(self.call.mask, self.backend.grid(self.call, tile, self.x.k))
+        shown = visible(mask, self.backend.grid(self.call, tile, self.x.k))
         nothing = torch.zeros((), dtype=self.x.acc, device=shown.device)
         return torch.where(shown, nothing, -math.inf)
 
     def exp(self, s: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
-        """exp(s - shift) in place; what lies below the smallest normal number is 0."""
+        """The exponential of s - shift, in place; 0 below the smallest normal number."""
         if shift is not None:
             s.sub_(shift)
         if not self.calm:
-            torch.nn.functional.threshold_(s, FLOOR[s.dtype] * self.unit, -1e4)
+            threshold(s, FLOOR[s.dtype] * self.unit, -1e4, inplace=True)
         return self.power(s)
 
     def power(self, s: torch.Tensor) -> torch.Tensor:
@@ -175,7 +180,7 @@ def _calm(q: torch.Tensor, x: Operands, call: Call) -> bool:
     """
     if call.bias is not None or call.sinks is not None or q.device.type != "cpu":
         return False
-    if call.Lq < 64 or not (call.B and call.Lk):
+    if call.Lq < SMALL or not (call.B and call.Lk):
         return False
     norms = [torch.linalg.vector_norm(y, dim=-1, dtype=x.acc).amax().item() for y in (q, x.k)]
     bound = abs(call.scale) * norms[0] * norms[1]

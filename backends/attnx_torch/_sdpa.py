@@ -32,6 +32,9 @@ CAUSAL = "causal[top_left]"
 DENSE = 1 << 20
 """Scores (B Hq Lq Lk) up to which a mask is spelled out for SDPA; above it, tiles save work."""
 
+FEW, LONG = 4, 1024
+"""Queries and keys from which a call counts as decoding."""
+
 
 def may_serve(cls: CallClass) -> bool:
     """Whether SDPA can serve a class of calls without a mask beyond its own causal one."""
@@ -49,7 +52,7 @@ def may_mask(cls: CallClass) -> bool:
 
 def _fused(cls: CallClass) -> bool:
     """Whether a fused kernel takes the class; on the host, half gradients are slow and inexact."""
-    if cls.need_lse or cls.softcap or cls.sinks is not None or cls.D != cls.Dv:
+    if cls.need_lse or cls.softcap or cls.sinks is not None or cls.Dv != cls.D:
         return False
     if cls.device != "cpu":
         return cls.dtype != "float64"
@@ -60,14 +63,23 @@ def ready(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool
     """Whether this call of a class that SDPA may serve is one that it gets right."""
     if not (call.Lq and call.Lk and call.B):
         return False
+    look = not call.assume_finite and q.is_cpu
+    if q.is_cpu and _streams(call.Lq, call.Lk, look or call.cls.grouped):
+        return False
     if not may_serve(call.cls):
         if call.B * call.Hq * call.Lq * call.Lk > DENSE:
             return False
-        if call.bias is not None and call.bias.requires_grad and torch.is_grad_enabled():
+        if call.cls.gradient is not None and call.bias is not None and call.bias.requires_grad:
             return False
-    if call.assume_finite or q.device.type != "cpu":
-        return True
-    return finite(q, k, v) and (call.bias is None or _no_nan(call.bias))
+    return not look or (finite(q, k, v) and (call.bias is None or _no_nan(call.bias)))
+
+
+def _streams(Lq: int, Lk: int, wasteful: bool) -> bool:
+    """Whether a few queries meet a long cache that SDPA would read more than once.
+
+    It would, for the look at the data or for each query head of a group (`wasteful`).
+    """
+    return wasteful and Lq <= FEW and Lk >= LONG
 
 
 def bind(cls: CallClass, otherwise: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,14 +89,16 @@ def bind(cls: CallClass, otherwise: Callable[..., Any]) -> Callable[..., Any]:
         cls: a class that `may_serve`, without a gradient.
         otherwise: what computes the calls that SDPA does not get right.
     """
-    causal, grouped = cls.mask is not None, cls.grouped
-    look = not cls.assume_finite and cls.device == "cpu"
+    causal, grouped, host = cls.mask is not None, cls.grouped, cls.device == "cpu"
+    look = host and not cls.assume_finite
+    wasteful = host and (look or grouped)
     sdpa = F.scaled_dot_product_attention
 
     def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Any:
         _, B, _, _, Lq, Lk, _, _, scale, *_ = call
         if (
             not (B and Lq and Lk)
+            or _streams(Lq, Lk, wasteful)
             or (look and not finite(q, k, v))
             or not (
                 (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()) or _rows(q, k, v)
@@ -118,13 +132,13 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> tor
     )
 
 
-def _spelled_out(q: torch.Tensor, call: Call) -> torch.Tensor:
+def _spelled_out(q: torch.Tensor, call: Call) -> Any:
     """Mask and bias as one tensor that broadcasts over (B, Hq, Lq, Lk)."""
     shown = None
     if call.mask is not None:
-        ranges = (slice(0, n) for n in (call.B, call.Hq, call.Lq, call.Lk))
+        b, h, i, j = (slice(0, n) for n in (call.B, call.Hq, call.Lq, call.Lk))
         offset = position_offset(call.mask, call.Lq, call.Lk)
-        shown = visible(call.mask, Grid(torch, partial(LANE.arange, like=q), *ranges, offset))
+        shown = visible(call.mask, Grid(torch, partial(LANE.arange, like=q), b, h, i, j, offset))
     if call.bias is None:
         return shown
     bias = call.bias.to(q.dtype) if q.dtype is torch.float64 else call.bias

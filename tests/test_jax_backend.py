@@ -1,0 +1,432 @@
+"""JAX: transforms, masks as pytrees, 64-bit types, exchange, and what must be refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import attnx
+from attnx import Causal, Dense, Lengths, Predicate, Prefix, Segments, Starts, Window
+from attnx.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from attnx_conformance import oracle
+from attnx_conformance.cases import find
+from attnx_conformance.runner import run
+
+jax = pytest.importorskip("jax", reason="jax is not installed")
+jnp = jax.numpy
+
+B, H, L, D = 2, 2, 5, 4
+
+
+@pytest.fixture
+def backend() -> Any:
+    return attnx.get_backend("jax")
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch, backend: Any) -> Iterator[None]:
+    """Tiles of 8 x 8, a head at a time, so that small calls walk every loop."""
+    from attnx_jax import _tiles
+
+    monkeypatch.setattr(_tiles, "SIDE", 8)
+    monkeypatch.setattr(_tiles, "SCORES", 64)
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+def draw(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Any:
+    return jnp.asarray(np.random.default_rng((seed, *shape)).standard_normal(shape), dtype)
+
+
+def qkv(length: int = L) -> tuple[Any, Any, Any]:
+    return tuple(draw(B, H, length, D, seed=s) for s in range(3))  # type: ignore[return-value]
+
+
+def python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def close(actual: Any, expected: Any, tolerance: float = 2e-5) -> None:
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), tolerance, tolerance)
+
+
+# Transforms ------------------------------------------------------------------------------------
+
+
+def test_grad_under_jit_gives_the_reference_with_bias_sinks_and_lse() -> None:
+    q, k, v = qkv()
+    bias, sinks = draw(1, H, 1, L, seed=3), draw(H, seed=4)
+    d_out, d_lse = draw(B, H, L, D, seed=5), draw(B, H, L, seed=6)
+
+    def loss(q: Any, k: Any, v: Any, bias: Any, sinks: Any) -> Any:
+        out, lse = attnx.attention(
+            q, k, v, causal=True, bias=bias, sinks=sinks, softcap=3.0, return_lse=True
+        )
+        return (out * d_out).sum() + (lse * d_lse).sum()
+
+    got = jax.jit(jax.grad(loss, argnums=range(5)))(q, k, v, bias, sinks)
+    want = oracle.reference(
+        *map(np.asarray, (q, k, v)), causal=True, bias=np.asarray(bias), softcap=3.0,
+        sinks=np.asarray(sinks), d_out=np.asarray(d_out), d_lse=np.asarray(d_lse),
+    )  # fmt: skip
+    for made, name in zip(got, ("dq", "dk", "dv", "dbias", "dsinks"), strict=True):
+        close(made, getattr(want, name))
+
+
+def test_value_and_grad_eager_equals_attention_vjp() -> None:
+    q, k, v = qkv()
+    out, pullback = attnx.attention_vjp(q, k, v)
+    value, grads = jax.value_and_grad(
+        lambda q, k, v: attnx.attention(q, k, v).sum(), argnums=(0, 1, 2)
+    )(q, k, v)
+    close(value, out.sum())
+    for made, want in zip(grads, pullback(jnp.ones_like(out)), strict=False):
+        close(made, want)
+
+
+def test_a_gradient_of_lse_alone_leaves_v_without_one() -> None:
+    q, k, v = qkv()
+    dv = jax.grad(lambda v: attnx.attention(q, k, v, return_lse=True)[1].sum())(v)
+    assert not np.any(np.asarray(dv))
+
+
+def test_vmap_over_arrays_and_over_a_masks_leaves() -> None:
+    q, k, v = (x[:, None] for x in qkv())
+    lengths = jnp.array([2, 4])
+
+    def one(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return attnx.attention(q, k, v, mask=mask)
+
+    got = jax.vmap(one)(q, k, v, Lengths(lengths) & Causal())
+    want = attnx.attention(q[:, 0], k[:, 0], v[:, 0], mask=Lengths(lengths) & Causal())
+    close(got[:, 0], want)
+    grads = jax.vmap(jax.grad(lambda *a: one(*a).sum()))(q, k, v, Lengths(lengths))
+    alone = jax.grad(lambda q: one(q, k[1], v[1], Lengths(4)).sum())(q[1])
+    close(grads[1], alone)
+
+
+def test_checkpoint_recomputes_to_the_same_gradient() -> None:
+    q, k, v = qkv()
+
+    def loss(q: Any) -> Any:
+        return attnx.attention(q, k, v, causal=True).sum()
+
+    close(jax.jit(jax.grad(jax.checkpoint(loss)))(q), jax.grad(loss)(q))
+
+
+def test_a_second_derivative_and_forward_mode_raise() -> None:
+    q, k, v = qkv()
+
+    def loss(q: Any) -> Any:
+        return (attnx.attention(q, k, v) ** 2).sum()
+
+    with pytest.raises(UnsupportedError, match="higher order"):
+        jax.grad(lambda q: jax.grad(loss)(q).sum())(q)
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(loss, (q,), (q,))
+
+
+def test_weights_compute_under_jit_and_refuse_a_gradient() -> None:
+    q, k, _ = qkv()
+    mask = Lengths(jnp.array([0, 3]))
+    weights = jax.jit(lambda q: attnx.attention_weights(q, k, mask=mask))(q)
+    close(weights.sum(-1)[1], np.ones((H, L)))
+    assert not np.any(np.asarray(weights[0]))
+    with pytest.raises(UnsupportedError, match="attention_weights"):
+        jax.grad(lambda q: attnx.attention_weights(q, k).sum())(q)
+
+
+def test_the_gradient_stops_at_attention_vjp() -> None:
+    q, k, v = qkv()
+    dq = jax.grad(lambda q: attnx.attention_vjp(q, k, v)[0].sum())(q)
+    assert not np.any(np.asarray(dq))
+
+
+def test_lengths_scale_and_softcap_do_not_compile_again(backend: Any) -> None:
+    from attnx_jax._backend import _forward_kernel as kernel
+
+    q, k, v = qkv()
+    kernel.clear_cache()
+    for length, scale, softcap in ((2, 0.5, 2.0), (3, -1.0, 7.0), (4, 0.0, 1.0)):
+        attnx.attention(q, k, v, mask=Lengths(length), scale=scale, softcap=softcap)
+    attnx.attention(q, k, v, mask=Lengths(5), scale=2.0, softcap=1.5)
+    assert kernel._cache_size() == 1
+
+
+def test_a_jitted_call_traces_once_for_all_lengths() -> None:
+    q, k, v = qkv()
+    traces = []
+
+    @jax.jit
+    def call(q: Any, mask: Any) -> Any:
+        traces.append(mask.structure)
+        return attnx.attention(q, k, v, mask=mask)
+
+    for lengths in ([1, 2], [5, 0], [3, 3]):
+        call(q, Lengths(jnp.array(lengths)) & Causal())
+    assert traces == ["(lengths[kv]&causal[square])"]
+
+
+def test_shard_map_takes_a_call_as_it_is() -> None:
+    from jax.sharding import PartitionSpec
+
+    q, k, v = qkv(20)
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = PartitionSpec(None, "x")
+    call = jax.shard_map(
+        lambda q, k, v: attnx.attention(q, k, v, causal=True),
+        mesh=mesh, in_specs=(spec, spec, spec), out_specs=spec,
+    )  # fmt: skip
+    close(jax.jit(call)(q, k, v), attnx.attention(q, k, v, causal=True))
+
+
+# Masks as pytrees ------------------------------------------------------------------------------
+
+MASKS: dict[str, Callable[[], Any]] = {
+    "causal": Causal,
+    "positions": lambda: Causal(q_pos=jnp.arange(L) + 1),
+    "window": lambda: Window(2, 0),
+    "lengths": lambda: Lengths(jnp.array([2, 4]), jnp.array([3, 5])),
+    "scalar": lambda: Lengths(3),
+    "list": lambda: Lengths([2, 4]),
+    "starts": lambda: Starts(jnp.array([1, 2])),
+    "prefix": lambda: Causal() | Prefix(2),
+    "segments": lambda: Segments(jnp.arange(L) // 2, jnp.arange(L) // 2),
+    "dense": lambda: ~Dense(jnp.eye(L, dtype=bool)),
+    "predicate": lambda: Predicate(lambda b, h, i, j: (i + j + h + b) % 2 == 0),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_goes_through_jit_as_an_argument(name: str, backend: Any) -> None:
+    q, k, v = qkv()
+    mask = MASKS[name]()
+    call = jax.jit(lambda mask: attnx.attention(q, k, v, mask=mask))
+    close(call(mask), attnx.attention(q, k, v, mask=mask))
+    rebuilt = jax.tree_util.tree_map(lambda leaf: leaf, mask)
+    assert rebuilt.structure == mask.structure
+
+
+def test_a_mask_is_a_carry_of_scan() -> None:
+    q, k, v = qkv()
+
+    def step(mask: Any, _: Any) -> Any:
+        out = attnx.attention(q, k, v, mask=mask)
+        return jax.tree_util.tree_map(lambda n: n + 1, mask), out
+
+    _, outs = jax.lax.scan(step, Lengths(jnp.array([1, 3])), None, length=2)
+    close(outs[1], attnx.attention(q, k, v, mask=Lengths(jnp.array([2, 4]))))
+
+
+def test_traced_lengths_are_clamped_and_concrete_ones_are_checked() -> None:
+    q, k, v = qkv()
+    call = jax.jit(lambda n: attnx.attention(q, k, v, mask=Lengths(n)))
+    close(call(jnp.array([99, -5])), call(jnp.array([L, 0])))
+    with pytest.raises(ArgumentError, match=r"Lengths\.kv: expected counts within"):
+        attnx.attention(q, k, v, mask=Lengths(jnp.array([99, 1])))
+
+
+def test_pytree_paths_name_a_masks_fields(backend: Any) -> None:
+    paths, _ = jax.tree_util.tree_flatten_with_path(Lengths(jnp.array([1, 2])) & Causal())
+    assert [jax.tree_util.keystr(path) for path, _ in paths] == [".parts[0].kv"]
+
+
+BODY = """
+q = jnp.ones((2, 2, 4, 8))
+call = jax.jit(lambda q, mask: attnx.attention(q, q, q, mask=mask))
+print(call(q, attnx.Lengths(jnp.array([2, 3])) & attnx.Causal()).shape)
+"""
+
+
+@pytest.mark.parametrize("imports", ["import attnx, jax", "import jax, attnx"])
+def test_the_first_call_may_be_a_jit_with_a_mask_in_either_import_order(imports: str) -> None:
+    assert python(f"{imports}\nimport jax.numpy as jnp\n{BODY}") == "(2, 2, 4, 8)"
+
+
+def test_use_backend_is_part_of_jits_key() -> None:
+    q, k, v = qkv()
+    traces = []
+
+    @jax.jit
+    def call(q: Any) -> Any:
+        traces.append(1)
+        return attnx.attention(q, k, v)
+
+    call(q)
+    with attnx.use_backend("jax"):
+        call(q)
+        call(q)
+    call(q)
+    assert len(traces) == 2
+    with attnx.use_backend("numpy"), pytest.raises(UnsupportedError, match="tracing=by jax"):
+        call(q)
+    call(q)
+    assert len(traces) == 3
+
+
+# Tiles -----------------------------------------------------------------------------------------
+
+CASES = [
+    "cross", "grouped", "causal", "causal-bottom-right-tall-nan", "bool-full-poison",
+    "window-lengths-bottom-right", "segments-batched-nan", "prefix-model", "not-lengths",
+    "predicate-batch", "bias-hides-spike", "bias-heads-and-keys", "bias-batch", "sinks-empty-rows",
+    "bias-everything", "empty-past-512-hole", "live-cotangent-nan-causal",
+    "live-value-infinite-both-ways", "gradient-bias-sum-masked", "none-keys-bias",
+    "two-batch-axes", "causal-paged", "triple-softcap",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_many_tiles_and_loops_give_the_reference(name: str, small_tiles: None) -> None:
+    case = find(name)
+    if case.scores > 40_000:
+        pytest.skip("too many tiles of 8 x 8")
+    outcome = run(case, "jax", "float32", gradients="framework")
+    assert outcome.ok, outcome.detail
+
+
+def test_the_programs_memory_grows_with_length_and_not_its_square() -> None:
+    q = jax.ShapeDtypeStruct((1, 1, 32768, 64), np.float32)
+
+    def loss(q: Any, k: Any, v: Any) -> Any:
+        return attnx.attention(q, k, v, causal=True).sum()
+
+    compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(q, q, q).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 100e6
+
+
+# Isolation -------------------------------------------------------------------------------------
+
+
+def test_nan_in_one_value_reaches_only_the_rows_that_see_it_under_jit() -> None:
+    q, k, v = qkv()
+    bad = v.at[0, 0, 3, 1].set(jnp.nan)
+    call = jax.jit(lambda q, k, v: attnx.attention(q, k, v, causal=True))
+    broken = np.isnan(np.asarray(call(q, k, bad)))
+    assert np.argwhere(broken).tolist() == [[0, 0, 3, 1], [0, 0, 4, 1]]
+    close(np.where(broken, 0, call(q, k, bad)), np.where(broken, 0, call(q, k, v)))
+
+
+def test_unseen_keys_may_hold_anything_in_the_gradient_too() -> None:
+    q, k, v = qkv()
+    mask = Lengths(jnp.array([3, L]))
+
+    @jax.jit
+    def grads(k: Any, v: Any) -> Any:
+        def loss(*arrays: Any) -> Any:
+            return attnx.attention(*arrays, mask=mask).sum()
+
+        return jax.grad(loss, argnums=(0, 1, 2))(q, k, v)
+
+    hide = (jnp.arange(L) >= 3)[:, None] & (jnp.arange(B) == 0)[:, None, None, None]
+    poisoned = grads(jnp.where(hide, jnp.inf, k), jnp.where(hide, jnp.nan, v))
+    for got, want in zip(poisoned, grads(k, v), strict=True):
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+    assert not np.any(np.asarray(poisoned[1][0, :, 3:]))
+
+
+# 64 bits, and exchange -------------------------------------------------------------------------
+
+
+def test_float64_is_refused_with_the_hint_while_x64_is_off() -> None:
+    q = np.ones((B, H, L, D))
+    with pytest.raises(UnsupportedError, match='update."jax_enable_x64", True'):
+        attnx.attention(q, q, q, backend="jax")
+    with pytest.raises(UnsupportedError, match="jax_enable_x64"):
+        attnx.get_backend("jax").lane.from_numpy(q)
+    with jax.enable_x64(True):
+        wide = jnp.asarray(q)
+        assert attnx.attention(wide, wide, wide).dtype == np.float64
+    with pytest.raises(UnsupportedError, match="jax_enable_x64"):
+        attnx.attention(wide, wide, wide)
+
+
+def test_float64_stays_float64_throughout() -> None:
+    q, k, v, d_out = (np.random.default_rng(s).standard_normal((B, H, L, D)) for s in range(4))
+    want = oracle.reference(q, k, v, causal=True, d_out=d_out)
+    with jax.enable_x64(True):
+        arrays = [jnp.asarray(x) for x in (q, k, v)]
+        (out, lse), pull = attnx.attention_vjp(*arrays, causal=True, return_lse=True)
+        grads = pull(jnp.asarray(d_out))
+    assert {x.dtype.name for x in (out, lse, *grads[:3])} == {"float64"}
+    for got, name in zip((out, lse, *grads[:3]), ("out", "lse", "dq", "dk", "dv"), strict=True):
+        close(got, getattr(want, name), 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_arrays_of_numpy_and_jax_trade_backends(dtype: Any) -> None:
+    q, k, v = (np.asarray(x).astype(dtype) for x in qkv())
+    mask = Lengths(np.array([2, 4])) & Causal()
+    there = attnx.attention(q, k, v, mask=mask, backend="jax")
+    assert isinstance(there, np.ndarray)
+    assert there.dtype == dtype
+    assert there.flags.writeable
+    back = attnx.attention(
+        *map(jnp.asarray, (q, k, v)), mask=Lengths(jnp.array([2, 4])) & Causal(), backend="numpy"
+    )
+    assert isinstance(back, jax.Array)
+    close(back.astype(np.float32), there.astype(np.float32), 1e-2)
+
+
+def test_attention_vjp_goes_through_jax_for_numpy_arrays() -> None:
+    q, k, v = (np.array(x)[:, :, ::-1] for x in qkv())
+    out, pullback = attnx.attention_vjp(q, k, v, backend="jax")
+    grads = pullback(np.ones_like(out))
+    want = oracle.reference(q, k, v, d_out=np.ones_like(out))
+    close(grads.q, want.dq)
+    close(grads.v, want.dv)
+
+
+def test_integers_beyond_32_bits_are_refused_and_never_wrapped() -> None:
+    q = np.ones((B, H, L, D), np.float32)
+    ids = np.arange(L) + 2**40
+    with pytest.raises(ArgumentError, match="fit 32 bits"):
+        attnx.attention(q, q, q, mask=Segments(ids, ids), backend="jax")
+    with pytest.raises(UnsupportedError, match="convert them to int32"):
+        jax.jit(lambda n: attnx.attention(*qkv(), mask=Lengths(n)))(jnp.array([1, 2], np.uint32))
+
+
+def test_arrays_of_two_frameworks_in_one_call_are_a_type_error() -> None:
+    q, k, v = qkv()
+    with pytest.raises(ArgumentTypeError, match="different frameworks"):
+        attnx.attention(q, np.asarray(k), v)
+
+
+def test_a_foreign_backend_refuses_a_tracer() -> None:
+    q, k, v = qkv()
+    with pytest.raises(UnsupportedError, match="tracing=by jax"):
+        jax.jit(lambda q: attnx.attention(q, k, v, backend="numpy"))(q)
+    with pytest.raises(UnsupportedError, match="tracing=by jax"):
+        jax.grad(lambda q: attnx.attention(q, k, v, backend="numpy").sum())(q)
+
+
+def test_a_result_never_shares_memory_with_an_input_or_another_framework(backend: Any) -> None:
+    lane = backend.lane
+    source = np.ones((64, 64), np.float32)
+    owned = lane.own(lane.adopt(source))
+    made = lane.from_numpy(source)
+    source[:] = 7
+    assert float(owned[0, 0]) == float(made[0, 0]) == 1.0
+
+
+def test_explain_and_backends_say_what_jax_can_do(backend: Any) -> None:
+    q, k, v = qkv()
+    found = attnx.explain(q, k, v, causal=True)
+    assert found.choice == "jax"
+    assert found.route == "blocked tiles under custom_vjp"
+    assert backend.devices() == ("cpu",)
+    assert backend.capabilities.compile
+    assert backend.version() == jax.__version__

@@ -122,7 +122,7 @@ class Lane:
         return array
 
     def follow(self, choice: Any, default: Any) -> None:
-        """Learn which backend is asked for in this thread now, or None, and by default (any hashable).
+        """Learn which backend is asked for in this thread now, and by default: hashables or None.
 
         A framework with a cache of compiled programs makes it part of their key.
         """

@@ -343,7 +343,7 @@ def test_unseen_keys_may_hold_anything_in_the_gradient_too() -> None:
 
 def test_float64_is_refused_with_the_hint_while_x64_is_off() -> None:
     q = np.ones((B, H, L, D))
-    with pytest.raises(UnsupportedError, match='update."jax_enable_x64", True'):
+    with pytest.raises(UnsupportedError, match=r'update."jax_enable_x64", True'):
         attnx.attention(q, q, q, backend="jax")
     with pytest.raises(UnsupportedError, match="jax_enable_x64"):
         attnx.get_backend("jax").lane.from_numpy(q)

@@ -108,7 +108,7 @@ class HostKernels(Kernels):
     """The CUDA kernels themselves, run by this host's processor."""
 
     library: Any = None
-    most_blocks = 50  # so that a block has several rows to do
+    most_blocks = 7  # so that a block has several rows to do
 
     def run(self, name: str, blocks: int, threads: int, arguments: tuple[Any, ...]) -> None:
         values = [self.value(x) for x in arguments]

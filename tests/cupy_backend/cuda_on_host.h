@@ -1,8 +1,9 @@
 // CUDA's launch model on one CPU thread, so that a kernel's very source runs where there is no card.
 //
-// Blocks run one after another. The threads of a block are fibers that take turns: each runs until
-// its next barrier, and a round ends when all have reached one. A block in which some threads wait
-// at a barrier that others never reach is reported, as it would hang on a device.
+// Blocks run one after another. The threads of a block are fibers. A warp runs alone, its threads in
+// turns from shuffle to shuffle, until all of it stands at a barrier; then the next warp does, so that
+// a barrier that is missing between warps shows. Where some threads wait at a barrier that others
+// never reach, the block is reported, as it would hang on a device.
 #include <setjmp.h>
 #include <ucontext.h>
 
@@ -19,10 +20,13 @@ Dim threadIdx, blockIdx, blockDim, gridDim;
 using std::exp;
 using std::isinf;
 
+enum Stop { SHUFFLE, BARRIER, END };
+
 struct Fiber {
     ucontext_t start;
     jmp_buf place;
-    bool started, ended;
+    bool started;
+    Stop stop;
     char stack[1 << 15];
 };
 static Fiber fibers[1024];
@@ -38,25 +42,37 @@ static void resume(int thread) {
     setcontext(&fibers[thread].start);
 }
 
-static void __syncthreads() {
+static void wait(Stop stop) {
+    fibers[threadIdx.x].stop = stop;
     if (!_setjmp(fibers[threadIdx.x].place)) _longjmp(scheduler, 1);
 }
+
+static void __syncthreads() { wait(BARRIER); }
 
 static void fiber() {
     for (;;) {
         body();
-        fibers[threadIdx.x].ended = true;
-        __syncthreads();
+        wait(END);
     }
 }
 
 template <class T> T __shfl_xor_sync(unsigned, T value, int step) {
     static T lanes[1024];
     lanes[threadIdx.x] = value;
-    __syncthreads();
+    wait(SHUFFLE);
     T other = lanes[threadIdx.x ^ step];
-    __syncthreads();
+    wait(SHUFFLE);
     return other;
+}
+
+// Where threads first to last stand once none of them can go on alone; SHUFFLE if they part.
+static Stop advance(int first, int last) {
+    do {
+        for (int t = first; t < last; ++t) resume(t);
+        for (int t = first; t < last; ++t)
+            if (fibers[t].stop != fibers[first].stop) return SHUFFLE;
+    } while (fibers[first].stop == SHUFFLE);
+    return fibers[first].stop;
 }
 
 // 0, or the number of a block whose threads did not all reach the same barriers, plus 1.
@@ -71,15 +87,13 @@ static int run_grid(int blocks, int threads) {
     }
     gridDim.x = blocks, blockDim.x = threads;
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
-        for (int t = 0; t < threads; ++t) fibers[t].ended = false;
-        for (int waiting = threads; waiting;) {
-            waiting = 0;
-            for (int t = 0; t < threads; ++t) {
-                resume(t);
-                waiting += !fibers[t].ended;
-            }
-            if (waiting && waiting != threads) return blockIdx.x + 1;
-        }
+        Stop all;
+        do {
+            all = advance(0, 32);
+            for (int t = 32; t < threads; t += 32)
+                if (advance(t, t + 32) != all) return blockIdx.x + 1;
+        } while (all == BARRIER);
+        if (all != END) return blockIdx.x + 1;
     }
     return 0;
 }

@@ -115,12 +115,13 @@ def test_the_kernels_take_operands_that_are_not_contiguous(kernels: type[Kernels
             np.testing.assert_array_equal(a, b)
 
 
-def test_a_barrier_that_not_every_thread_reaches_is_told_of(build: Any) -> None:
+@pytest.mark.parametrize("some", ["< 7", ">= 7", "< 32", ">= 32"])
+def test_a_barrier_that_not_every_thread_reaches_is_told_of(some: str, build: Any) -> None:
     """The header that plays CUDA must not hide what would hang a card."""
-    source = 'extern "C" __global__ void bad(int n) { if (threadIdx.x < 7) __syncthreads(); }'
+    source = f'extern "C" __global__ void bad(int n) {{ if (threadIdx.x {some}) __syncthreads(); }}'
     n = ctypes.c_int32(0)
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(n))
-    assert build(source, ["bad"]).launch_bad(3, 32, pointers) == 1
+    assert build(source, ["bad"]).launch_bad(3, 64, pointers) == 1
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])

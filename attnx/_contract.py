@@ -7,7 +7,7 @@ as the contract, so that the array base class can build on it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnx.errors import UnsupportedError
 
@@ -185,13 +185,11 @@ class Backend:
         name: as registered.
         lane: the lane of the framework it computes in.
         capabilities: the one declaration.
-        key_fields: fields of `Call` beyond the class that its routes depend on.
     """
 
     name: str
     lane: Lane
     capabilities: Capabilities
-    key_fields: ClassVar[tuple[str, ...]] = ()
 
     def devices(self) -> tuple[str, ...]:
         """The devices that can compute here and now."""

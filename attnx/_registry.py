@@ -229,13 +229,17 @@ class Registry:
             listener()
 
     def register(self, plugin: Any, name: str | None = None) -> None:
-        """Register a plugin by hand, as an entry point would."""
+        """Register a plugin by hand, as an entry point would; here its faults raise."""
         with self._lock:
             manager = self.manager
             name = name or getattr(plugin, "__name__", None) or type(plugin).__name__
             if manager.is_registered(plugin) or manager.has_plugin(name):
                 raise PluginError(f"plugin {name!r} is registered already")
+            before = len(self.records)
             self._register(plugin, name, "")
+            faults = [r for r in self.records[before:] if r.status in ("failed", "refused")]
+            if faults:
+                raise PluginError("; ".join(f"plugin {name!r}: {r.detail}" for r in faults))
 
     def unregister(self, name: str) -> None:
         """Take a plugin and its backends out again."""

@@ -69,7 +69,7 @@ def register(plugin: Any, name: str | None = None) -> None:
         name: a unique name; by default the module's or the class's.
 
     Raises:
-        PluginError: it is registered already, or fails under `ATTNX_STRICT_PLUGINS=1`.
+        PluginError: it is registered already, or is broken; `doctor` keeps the record.
     """
     registry.register(plugin, name)
 

@@ -229,7 +229,8 @@ def test_calls_wait_while_another_thread_collects_the_plugins(
 
 def test_a_name_is_its_first_owners(plug: Plug, marked: Callable[..., Any]) -> None:
     first = marked("twice", 1.0)
-    plug("second", spec("twice", load=lambda: "never asked"), spec("numpy"))
+    with pytest.raises(PluginError, match="the name is taken by the plugin 'numpy'"):
+        plug("second", spec("twice", load=lambda: "never asked"), spec("numpy"))
     assert attnx.get_backend("twice") is first
     said = {(r.subject, r.detail) for r in registry.records if r.status == "refused"}
     assert said == {

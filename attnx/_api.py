@@ -153,7 +153,8 @@ def attention_vjp(
     """Attention and its pullback, on every backend, NumPy and CuPy included (S6.1).
 
     The arguments are those of `attention`. The inputs count as constants to the framework's own
-    differentiation; the pullback is the gradient.
+    differentiation; the pullback is the gradient. They are not copied: they must still hold the
+    same values when the pullback is called.
 
     Returns:
         (out, pullback), or ((out, lse), pullback) with `return_lse`. `pullback(d_out, d_lse=None)`
@@ -182,7 +183,7 @@ def attention_vjp(
     ready = prepare(lane, q, k, v, options, gradient="vjp")
     chosen = _plan_for(requested(backend), ready.call.cls)
     out, lse = chosen.forward(ready.q, ready.k, ready.v, ready.call)
-    pullback = _gradients.pullback(lane, chosen, ready, options, out, lse)
+    pullback = _gradients.pullback(lane, chosen, ready, options, (q, k, v), (out, lse))
     out = ready.dims.outward(lane.xp, out)
     return ((out, ready.dims.outward(lane.xp, lse)) if return_lse else out), pullback
 
@@ -345,7 +346,7 @@ class BoundPlan:
         if gradient is None:
             return _outward(lane, ready, *self._plan.apply(ready.q, ready.k, ready.v, ready.call))
         out, lse = self._plan.forward(ready.q, ready.k, ready.v, ready.call)
-        back = _gradients.pullback(lane, self._plan, ready, given, out, lse)
+        back = _gradients.pullback(lane, self._plan, ready, given, (q, k, v), (out, lse))
         out = ready.dims.outward(lane.xp, out)
         lse = ready.dims.outward(lane.xp, lse)
         return ((out, lse) if given.return_lse else out), back

@@ -26,12 +26,20 @@ def refuse_recording(lane: Lane, what: str, *arrays: Any) -> None:
 
 
 def pullback(
-    lane: Lane, plan: Plan, ready: Prepared, options: Options, out: Any, lse: Any
+    lane: Lane,
+    plan: Plan,
+    ready: Prepared,
+    options: Options,
+    given: tuple[Any, Any, Any],
+    answer: tuple[Any, Any],
 ) -> Callable[..., Gradients]:
-    """The function from cotangents to gradients, for one answer (S6.1)."""
+    """The function from cotangents to gradients, for one answer (S6.1).
+
+    Gradients take the dtypes of `given`, the caller's q, k and v: under autocast the call's differ.
+    """
     call, dims, xp = ready.call, ready.dims, lane.xp
     # The answer belongs to the caller (S1.5), who may write into it before asking for gradients.
-    out, lse = xp.asarray(out, copy=True), xp.asarray(lse, copy=True)
+    out, lse = (xp.asarray(x, copy=True) for x in answer)
 
     def pull(d_out: Any = None, d_lse: Any = None) -> Gradients:
         """Gradients for cotangents in the shapes of out and lse; None counts as 0."""
@@ -43,10 +51,14 @@ def pullback(
             d_out = xp.zeros_like(out)
         arrays = (ready.q, ready.k, ready.v, out, lse, d_out, d_lse)
         grads = plan.backward(arrays, call)
+        dq, dk, dv = (
+            xp.astype(dims.outward(xp, grad), x.dtype, copy=False)
+            for grad, x in zip(grads[:3], given, strict=True)
+        )
         return Gradients(
-            dims.outward(xp, grads.q),
-            dims.outward(xp, grads.k),
-            dims.outward(xp, grads.v),
+            dq,
+            dk,
+            dv,
             None if call.bias is None else _as_given(xp, grads.bias, options.bias, ready),
             grads.sinks,
         )

@@ -264,12 +264,17 @@ def _distance_bounds(
             q_low, q_high = q_low + shift, q_high + shift
     ends = blocks.ends("j") if mask.kv_pos is None else blocks.extremes(mask.kv_pos, "j")
     nearest, farthest = ends[0] - q_high, ends[1] - q_low
-    some = every = farthest >= nearest
-    if left is not None:
-        some, every = some & (farthest >= -left), every & (nearest >= -left)
-    if right is not None:
-        some, every = some & (nearest <= right), every & (farthest <= right)
-    return some, every
+    if left is None and right is None:
+        return farthest >= nearest, farthest >= nearest
+    # No tautology is added for the sake of the shape: LLVM was seen to make it false (jaxlib 0.10.2).
+    if left is None:
+        return nearest <= right, farthest <= right
+    if right is None:
+        return farthest >= -left, nearest >= -left
+    return (
+        (farthest >= -left) & (nearest <= right),
+        (nearest >= -left) & (farthest <= right),
+    )
 
 
 def _length_bounds(mask: Lengths, blocks: Blocks) -> tuple[Any, Any]:

@@ -150,7 +150,7 @@ def test_a_wrong_call_after_a_right_one_still_raises(name: str) -> None:
         {"scale": np.float32(2)}, {"scale": 2}, {"backend": ["numpy"]},
         {"backend": attnx.get_backend("numpy")},
     ],
-    ids=str,
+    ids=lambda options: next(iter(options)) + type(next(iter(options.values()))).__name__,
 )  # fmt: skip
 def test_what_the_fast_path_does_not_know_is_never_remembered(options: dict[str, Any]) -> None:
     """A plan of a call with a mask must not answer a call without one."""

@@ -142,7 +142,7 @@ def without_capabilities() -> Any:
             "loading failed: TypeError: test_registry.<lambda>() missing 1 required positional",
         ),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_a_backend_that_cannot_be_loaded_is_unavailable_with_its_reason(
     load: Callable[..., Any], detail: str, plug: Plug

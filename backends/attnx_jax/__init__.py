@@ -7,7 +7,7 @@ from attnx.plugin import Backend, BackendSpec, Lane, hookimpl
 __all__ = ["attnx_backends"]
 
 
-def _lane() -> Lane:
+def _make_lane() -> Lane:
     from attnx_jax._lane import LANE
 
     return LANE
@@ -27,7 +27,7 @@ def attnx_backends() -> list[BackendSpec]:
             name="jax",
             array_types=("jax.Array", "jax.core.Tracer"),
             load=_load,
-            lane=_lane,
+            lane=_make_lane,
             requires=("jax",),
             summary="blocked tiles under custom_vjp, compiled by XLA",
             install_hint="pip install 'attnx[jax]'",

@@ -7,7 +7,7 @@ from attnx.plugin import Backend, BackendSpec, Lane, hookimpl
 __all__ = ["attnx_backends"]
 
 
-def _lane() -> Lane:
+def _make_lane() -> Lane:
     from attnx_numpy._lane import LANE
 
     return LANE
@@ -27,7 +27,7 @@ def attnx_backends() -> list[BackendSpec]:
             name="numpy",
             array_types=("numpy.ndarray",),
             load=_load,
-            lane=_lane,
+            lane=_make_lane,
             requires=("numpy",),
             summary="blocked tiles on BLAS with worker threads",
         )

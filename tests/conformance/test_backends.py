@@ -40,10 +40,9 @@ BACKENDS = [
 HEAVY = 40_000
 
 
+# A search on JAX compiles a kernel an example.
 SEARCHED = [
-    pytest.param(
-        *p.values, marks=[*p.marks, *([pytest.mark.sweep] if p.values == ("jax",) else [])]
-    )
+    pytest.param(*p.values, marks=[*p.marks, pytest.mark.sweep]) if p.values == ("jax",) else p
     for p in BACKENDS
 ]
 
@@ -68,7 +67,7 @@ def outcome(case: Case, backend: str, dtype: str, layout: str, gradients: str) -
 
 
 def default_selection() -> list[Any]:
-    """Small cases, a sixth of the large ones, and of JAX's, which compile for a second, an eighth."""
+    """Small cases, a sixth of the large ones; of JAX's, which compile for a second, an eighth."""
     chosen = []
     for parameter in BACKENDS:
         backend = str(parameter.values[0])

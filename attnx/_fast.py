@@ -59,7 +59,7 @@ def attention(
         B, Hq, Lq, D = q.shape
         Bk, Hk, Lk, Dk = k.shape
         Bv, Hv, Lv, Dv = v.shape
-    except ValueError:
+    except (ValueError, RuntimeError):  # other ranks; a nested tensor has no shape at all
         return None
     dtype = q.dtype
     if (
@@ -69,16 +69,18 @@ def attention(
         or Dk != D
         or not (Hk and Hq)
         or Hq % Hk
-        or k.dtype != dtype
-        or v.dtype != dtype
+        or (k.dtype is not dtype and k.dtype != dtype)
+        or (v.dtype is not dtype and v.dtype != dtype)
         or not (scale is None or (type(scale) is float and -HUGE <= scale <= HUGE))
+        or not (causal is False or causal is True or type(causal) is str)
+        or not (return_lse is False or return_lse is True)
+        or not (assume_finite is False or assume_finite is True)
     ):
         return None
     key = (
-        extra, dtype, D, Dv, Hq == Hk, Lq == Lk, causal, type(causal),
+        extra, dtype, D, Dv, Hq == Hk, Lq == Lk, causal,
         None if scale is None else (scale > 0) - (scale < 0),
-        return_lse, type(return_lse), assume_finite, type(assume_finite), backend,
-        context.get() or process.default,
+        return_lse, assume_finite, backend, context.get() or process.default,
     )  # fmt: skip
     try:
         found = _plans.get(key)
@@ -113,8 +115,7 @@ def remember(
     call, cls = ready.call, ready.call.cls
     key = (
         extra, q.dtype, call.D, call.Dv, call.Hq == call.Hk, call.Lq == call.Lk, options.causal,
-        type(options.causal), cls.scale_sign, options.return_lse, type(options.return_lse),
-        options.assume_finite, type(options.assume_finite), backend,
+        cls.scale_sign, options.return_lse, options.assume_finite, backend,
         context.get() or process.default,
     )  # fmt: skip
     lanes, plans = kept

@@ -266,7 +266,7 @@ def _distance_bounds(
     nearest, farthest = ends[0] - q_high, ends[1] - q_low
     if left is None and right is None:
         return farthest >= nearest, farthest >= nearest
-    # No tautology is added for the sake of the shape: LLVM was seen to make it false (jaxlib 0.10.2).
+    # No tautology is added for the shape alone: LLVM was seen to make it false (jaxlib 0.10.2).
     if left is None:
         return nearest <= right, farthest <= right
     if right is None:

@@ -113,7 +113,8 @@ def _sums(
     dbias = None if x.bias is None else jnp.zeros(x.bias.shape, acc)
     if s.Lk == 0:
         shapes = (rows.q.shape, k.shape, v.shape)
-        return *(jnp.zeros(shape, acc) for shape in shapes), dbias, False
+        dq, dk, dv = (jnp.zeros(shape, acc) for shape in shapes)
+        return dq, dk, dv, dbias, False
 
     def chunk(dbias: Any, c: Any) -> tuple[Any, Any]:
         kinds = t.kinds(c)
@@ -134,8 +135,9 @@ def _sums(
                     seen = add_at(seen, part[2], (0, 0, at, 0))
                 return dq, dbias, seen
 
-            nothing = jnp.zeros((s.bc, s.hc, s.D, s.bk), acc), jnp.zeros(
-                (s.bc, s.hc, s.Dv, s.bk), acc
+            nothing = (
+                jnp.zeros((s.bc, s.hc, s.D, s.bk), acc),
+                jnp.zeros((s.bc, s.hc, s.Dv, s.bk), acc),
             )
             (dk, dv), held = t.sweep(
                 None if kinds is None else kinds[:, j], s.nq, tile, nothing, held, put
@@ -149,7 +151,8 @@ def _sums(
 
     dbias, (dq, dk, dv, seen) = repeat(s.chunks[0] * s.chunks[1], chunk, dbias)
     seen = t.heads_together(seen) > 0 if track else True
-    return *(t.heads_together(y) for y in (dq, dk, dv)), dbias, seen
+    dq, dk, dv = (t.heads_together(y) for y in (dq, dk, dv))
+    return dq, dk, dv, dbias, seen
 
 
 def _tile(

@@ -29,11 +29,12 @@ X64 = Reason(
     'jax.config.update("jax_enable_x64", True) at the start of the program',
 )  # fmt: skip
 _PLATFORMS = {"gpu": "cuda"}
+_config: Any = jax.config
 
 
 def x64_enabled() -> bool:
     """Whether JAX has 64-bit types here and now."""
-    return bool(jax.config.jax_enable_x64)
+    return bool(_config.jax_enable_x64)
 
 
 class JaxLane(Lane):
@@ -53,7 +54,7 @@ class JaxLane(Lane):
     def device(self, array: Any) -> str:
         """`"cpu"`, `"cuda:0"`, …; a tracer has no device yet, so it gets the default one."""
         if self.traced(array):
-            return self.device_name(jax.config.jax_default_device or jax.devices()[0])
+            return self.device_name(_config.jax_default_device or jax.devices()[0])
         devices = array.devices()
         first = min(devices, key=lambda device: device.id)
         name = self.device_name(first)
@@ -155,7 +156,7 @@ class JaxLane(Lane):
         """JAX computes asynchronously."""
         jax.block_until_ready(arrays)
 
-    def vjp(  # type: ignore[override]
+    def vjp(
         self, fn: Callable[..., Any], inputs: Sequence[Any], cotangents: Sequence[Any]
     ) -> tuple[Any, Any]:
         """By `jax.vjp`; a cotangent of None counts as 0."""

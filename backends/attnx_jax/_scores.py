@@ -66,7 +66,8 @@ def dot(a: Any, b: Any, contract: tuple[int, int]) -> Any:
 
     TF32 and its like come from JAX's own setting alone (S5.2), never by default.
     """
-    asked = jax.config.jax_default_matmul_precision
+    config: Any = jax.config
+    asked = config.jax_default_matmul_precision
     return lax.dot_general(
         a, b, (((contract[0],), (contract[1],)), ((0, 1), (0, 1))),
         precision=None if asked else lax.Precision.HIGHEST, preferred_element_type=a.dtype,
@@ -144,7 +145,7 @@ def leak_rows(t: Tiles, bias: Any, x: Any, dtype: Any) -> Any:
 
             hits = jnp.zeros((s.bc, s.hc, s.g * s.bq, 3 * x.shape[3]), dtype)
             kinds = t.kinds(c)
-            hits, _ = t.sweep(None if kinds is None else kinds[i], s.nk, tile, hits)
+            hits, _ = t.sweep(None if kinds is None else kinds[i], s.nk, tile, hits, alike=True)
             return None, _leaked(hits).reshape(s.bc, s.hc * s.g, s.bq, -1)
 
         return None, t.tiles_together(repeat(s.nq, block, None)[1], s.Lq)
@@ -164,7 +165,7 @@ def leak_keys(t: Tiles, bias: Any, x: Any, dtype: Any) -> Any:
 
             hits = jnp.zeros((s.bc, s.hc, s.bk, 3 * x.shape[3]), dtype)
             kinds = t.kinds(c)
-            hits, _ = t.sweep(None if kinds is None else kinds[:, j], s.nq, tile, hits)
+            hits, _ = t.sweep(None if kinds is None else kinds[:, j], s.nq, tile, hits, alike=True)
             return None, _leaked(hits)
 
         return None, t.tiles_together(repeat(s.nk, block, None)[1], s.Lk)

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from attnx.masks import And, Mask, Window, map_leaves
+from attnx.masks import And, Mask, Window, leaves, map_leaves
 from attnx.tiling import FULL, PARTIAL, Grid, position_offset, tile_classes, visible
 
 if TYPE_CHECKING:
@@ -160,7 +161,8 @@ class Tiles:
         self.hides = mask is not None or bias is not None
         self.ragged_q = whole and s.nq * s.bq != s.Lq
         self.ragged_k = s.nk * s.bk != s.Lk
-        self.table = self._kinds()
+        fixed = mask is None or next(leaves(mask), None) is None
+        self.table = self._kinds(fixed)
 
     # Slices ------------------------------------------------------------------------------------
 
@@ -210,24 +212,26 @@ class Tiles:
 
     # Visibility --------------------------------------------------------------------------------
 
-    def _kinds(self) -> Any:
+    def _kinds(self, fixed: bool) -> Any:
         """Kinds of tiles, (chunks of batch or 1, chunks of heads or 1, nq, nk), or None: all full.
 
-        A tile whose heads differ is partial.
+        A tile whose heads differ is partial. A mask without leaves (`fixed`) is looked at by
+        NumPy while the program is traced: the table is then a constant of it.
         """
         s = self.s
         if s.nk == 0 or (self.mask is None and not (self.ragged_q or self.ragged_k)):
             return None
         if self.mask is None:
-            table = jnp.full((1, 1, s.nq, s.nk), FULL, jnp.int8)
+            table = np.full((1, 1, s.nq, s.nk), FULL, np.int8)
         else:
-            table = tile_classes(
-                self.mask, jnp, arange, Lq=s.Lq, Lk=s.Lk, q_size=s.bq, k_size=s.bk
-            )
+            xp, run = (np, np.arange) if fixed else (jnp, arange)
+            table = tile_classes(self.mask, xp, run, Lq=s.Lq, Lk=s.Lk, q_size=s.bq, k_size=s.bk)
             table = _combine(_combine(table, 0, s.bc), 1, s.hc * s.g)
-        last_q, last_k = arange(s.nq)[:, None] == s.nq - 1, arange(s.nk) == s.nk - 1
-        slid = (last_q & self.ragged_q) | (last_k & self.ragged_k)
-        return jnp.where(slid, jnp.minimum(table, PARTIAL), table)
+        slid = np.zeros((s.nq, s.nk), bool)
+        slid[-1, :] |= self.ragged_q
+        slid[:, -1] |= self.ragged_k
+        xp = np if isinstance(table, np.ndarray) else jnp
+        return jnp.asarray(xp.where(slid, xp.minimum(table, PARTIAL), table))
 
     def kinds(self, c: Any) -> Any:
         """The kinds of a chunk's tiles, (nq, nk), or None when all are full."""
@@ -267,6 +271,8 @@ class Tiles:
         carry: Any,
         held: Any = None,
         put: Callable[[Any, Any, Any], Any] = lambda index, held, part: held,
+        *,
+        alike: bool = False,
     ) -> tuple[Any, Any]:
         """Visit the tiles of a row or column that are not empty.
 
@@ -277,6 +283,7 @@ class Tiles:
             carry: what goes from tile to tile.
             held: a large carry; it stands outside the branch over kinds, which would copy it.
             put: `held = put(index, held, part)`.
+            alike: whether full tiles are treated as partial ones, which saves a program.
 
         Returns:
             The carry and what is held.
@@ -290,13 +297,14 @@ class Tiles:
             lambda index, carry: (carry, idle),
             lambda index, carry: body(index, carry, True),
             lambda index, carry: body(index, carry, False),
-        ]
+        ][: 2 if alike else 3]
 
         def turn(index: Any, state: Any) -> Any:
             carry, held = state
             if kinds is None:
                 carry, part = body(index, carry, False)
             else:
+                # An index beyond the last branch counts as the last.
                 carry, part = lax.switch(kinds[index].astype(jnp.int32), branches, index, carry)
             return carry, put(index, held, part)
 

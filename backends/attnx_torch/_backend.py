@@ -98,7 +98,7 @@ class TorchBackend(ArrayBackend):
         """`apply`, without a decision left to take where SDPA serves."""
         if cls.gradient is None and _sdpa.may_serve(cls):
             return _sdpa.bind(cls, self.forward)
-        return self.apply
+        return LANE.checked(self.apply)
 
     def forward(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
         """See `Backend.forward`."""

@@ -32,6 +32,9 @@ CAUSAL = "causal[top_left]"
 DENSE = 1 << 20
 """Scores (B Hq Lq Lk) up to which a mask is spelled out for SDPA; above it, tiles save work."""
 
+FREE = 1 << 16
+"""Scores up to which it does not matter whether a fused kernel takes the strides."""
+
 FEW, LONG = 4, 1024
 """Queries and keys from which a call counts as decoding."""
 
@@ -94,20 +97,28 @@ def bind(cls: CallClass, otherwise: Callable[..., Any]) -> Callable[..., Any]:
     wasteful = host and (look or grouped)
     sdpa = F.scaled_dot_product_attention
 
+    plainest = cls.scale_sign is None and not grouped
+    full = cls.dtype in ("float32", "float64")
+
     def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Any:
-        _, B, _, _, Lq, Lk, _, _, scale, *_ = call
+        scores = call[1] * call[2] * call[4] * call[5]  # B Hq Lq Lk
         if (
-            not (B and Lq and Lk)
-            or _streams(Lq, Lk, wasteful)
+            not scores
+            or (wasteful and _streams(call.Lq, call.Lk, wasteful))
             or (look and not finite(q, k, v))
-            or not (
-                (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()) or _rows(q, k, v)
-            )
+            or not ((full and scores <= FREE) or _fits(q, k, v))
         ):
             return otherwise(q, k, v, call)
-        return sdpa(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped), None
+        if plainest:  # keywords cost as much as all the checks before
+            return sdpa(q, k, v, None, 0.0, causal), None
+        return sdpa(q, k, v, None, 0.0, causal, scale=call.scale, enable_gqa=grouped), None
 
-    return plain
+    return LANE.checked(plain)
+
+
+def _fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether a fused kernel takes the strides; without one, all scores stand in memory."""
+    return (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()) or _rows(q, k, v)
 
 
 def _rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:

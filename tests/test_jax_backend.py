@@ -118,6 +118,16 @@ def test_vmap_over_arrays_and_over_a_masks_leaves() -> None:
     close(grads[1], alone)
 
 
+def test_vmap_keeps_branches_and_loops_over_tiles(small_tiles: None) -> None:
+    q = draw(3, H, 20, D)
+
+    def call(q: Any, n: Any) -> Any:
+        return attnx.attention(q, q, q, mask=Lengths(n) & Causal())
+
+    program = str(jax.make_jaxpr(jax.vmap(call))(q, jnp.array([1, 12, 20])))
+    assert program.count("cond[") == 3  # the look for NaN, and the kinds of tiles on either path
+
+
 def test_checkpoint_recomputes_to_the_same_gradient() -> None:
     q, k, v = qkv()
 
@@ -280,20 +290,18 @@ def test_use_backend_is_part_of_jits_key() -> None:
 # Tiles -----------------------------------------------------------------------------------------
 
 CASES = [
-    "cross", "grouped", "causal", "causal-bottom-right-tall-nan", "bool-full-poison",
-    "window-lengths-bottom-right", "segments-batched-nan", "prefix-model", "not-lengths",
-    "predicate-batch", "bias-hides-spike", "bias-heads-and-keys", "bias-batch", "sinks-empty-rows",
-    "bias-everything", "empty-past-512-hole", "live-cotangent-nan-causal",
-    "live-value-infinite-both-ways", "gradient-bias-sum-masked", "none-keys-bias",
-    "two-batch-axes", "causal-paged", "triple-softcap",
+    "grouped", "causal-bottom-right-tall-nan", "bool-full-poison", "window-lengths-bottom-right",
+    "segments-batched-nan", "prefix-model", "not-lengths", "predicate-batch", "bias-heads-and-keys",
+    "sinks-empty-rows", "bias-everything", "live-value-infinite-both-ways",
+    "gradient-bias-sum-masked", "two-batch-axes", "causal-paged",
+    # A last block of one row and one key: jaxlib 0.10.2 compiled its kind wrongly.
+    "live-cotangent-nan-causal",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_many_tiles_and_loops_give_the_reference(name: str, small_tiles: None) -> None:
     case = find(name)
-    if case.scores > 40_000:
-        pytest.skip("too many tiles of 8 x 8")
     outcome = run(case, "jax", "float32", gradients="framework")
     assert outcome.ok, outcome.detail
 

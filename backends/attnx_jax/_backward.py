@@ -7,22 +7,14 @@ beforehand, and dk and dv come out transposed.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
 from attnx.plugin import Gradients
-from attnx_jax._scores import (
-    Operands,
-    accumulator,
-    all_finite,
-    dot,
-    finite,
-    leak_keys,
-    leak_rows,
-    scores,
-)
+from attnx_jax._scores import Operands, accumulator, all_finite, dot, mix, scores
 from attnx_jax._tiles import Tiles, add_at, repeat, sizes
 
 __all__ = ["backward"]
@@ -51,12 +43,11 @@ def backward(
     delta = jnp.sum(d_out.astype(acc) * out.astype(acc), axis=-1, keepdims=True)
     d_lse = None if d_lse is None else d_lse.astype(acc)[..., None]
     rows = _Rows(t, q, d_out, lse[..., None], delta if d_lse is None else delta - d_lse)
-    dq, dk, dv, dbias, seen = _sums(t, rows, k, v, x, careful and t.hides)
     if careful and t.hides and s.Lk > 0:
-        dq, dk, dv = lax.cond(
-            all_finite(q, k, d_out), lambda *sums: sums,
-            lambda *sums: _leaks(t, q, k, d_out, x, sums), dq, dk, dv,
-        )  # fmt: skip
+        exact, plain = (partial(_sums, t, rows, k, v, x, exact=exact) for exact in (True, False))
+        dq, dk, dv, dbias, seen = lax.cond(all_finite(q, k, d_out), plain, exact)
+    else:
+        dq, dk, dv, dbias, seen = _sums(t, rows, k, v, x, exact=False)
     dsinks = None
     if x.sinks is not None:
         flow = -jnp.where(seen, delta, 0.0)
@@ -104,9 +95,12 @@ class _Rows:
 
 
 def _sums(
-    t: Tiles, rows: _Rows, k: Any, v: Any, x: Operands, careful: bool
+    t: Tiles, rows: _Rows, k: Any, v: Any, x: Operands, *, exact: bool
 ) -> tuple[Any, Any, Any, Any, Any]:
-    """dq, dk (both without the scale), dv, dbias, and which rows see something."""
+    """dq, dk (both without the scale), dv, dbias, and which rows see something.
+
+    `exact` where q, k or d_out holds NaN or inf.
+    """
     s, acc = t.s, rows.acc
     heads = s.hc * s.g
     track = x.sinks is not None and t.hides
@@ -123,7 +117,7 @@ def _sums(
             keys, values = t.keys(k, c, j).astype(acc), t.keys(v, c, j).astype(acc)
 
             def tile(i: Any, carry: Any, masked: bool) -> tuple[Any, Any]:
-                return _tile(t, rows, keys, values, x, (c, i, j), carry, masked, careful, track)
+                return _tile(t, rows, keys, values, x, (c, i, j), carry, masked, exact, track)
 
             def put(i: Any, held: Any, part: Any) -> Any:
                 dq, dbias, seen = held
@@ -140,7 +134,7 @@ def _sums(
                 jnp.zeros((s.bc, s.hc, s.Dv, s.bk), acc),
             )
             (dk, dv), held = t.sweep(
-                None if kinds is None else kinds[:, j], s.nq, tile, nothing, held, put
+                None if kinds is None else kinds[:, j], s.nq, tile, nothing, held, put, alike=exact
             )
             return held, (dk.swapaxes(2, 3), dv.swapaxes(2, 3))
 
@@ -157,7 +151,7 @@ def _sums(
 
 def _tile(
     t: Tiles, rows: _Rows, k: Any, v: Any, x: Operands, place: tuple[Any, Any, Any], sums: Any,
-    masked: bool, careful: bool, track: bool,
+    masked: bool, exact: bool, track: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     """One tile's share: (dk, dv) added up, and its own dq, dbias and seen rows."""
     s = t.s
@@ -168,16 +162,15 @@ def _tile(
     ds = p * (dot(d_out, v, (3, 3)).reshape(p.shape) - flow)
     if made.shown is not None:
         p, ds = jnp.where(made.shown, p, 0.0), jnp.where(made.shown, ds, 0.0)
-        if careful:
-            k, q_t, d_out_t = finite(k), finite(q_t), finite(d_out_t)
     raw = ds if made.slope is None else ds * made.slope
     if made.slope is not None and made.shown is not None:
         raw = jnp.where(made.shown, raw, 0.0)
     folded = (s.bc, s.hc, s.g * s.bq, s.bk)
+    shown = jnp.broadcast_to(made.shown, p.shape).reshape(folded) if exact else None
     p, raw = p.reshape(folded), raw.reshape(folded)
     dk, dv = sums
-    sums = (dk + dot(q_t, raw, (3, 2)), dv + dot(d_out_t, p, (3, 2)))
-    dq = dot(raw, k, (3, 2)).reshape(s.bc, s.hc * s.g, s.bq, s.D)
+    sums = (dk + mix(raw, q_t, shown, down=True), dv + mix(p, d_out_t, shown, down=True))
+    dq = mix(raw, k, shown).reshape(s.bc, s.hc * s.g, s.bq, s.D)
     dbias = None
     if x.bias is not None:
         axes = tuple(a for a, n in enumerate(x.bias.shape) if n == 1)
@@ -187,12 +180,3 @@ def _tile(
         shown = jnp.ones(dq.shape[:3], bool) if made.shown is None else jnp.any(made.shown, -1)
         seen = jnp.broadcast_to(shown, dq.shape[:3])[..., None].astype(dq.dtype)
     return sums, (dq, dbias, seen)
-
-
-def _leaks(t: Tiles, q: Any, k: Any, d_out: Any, x: Operands, sums: Any) -> Any:
-    """The sums with what their factors' NaN and inf owe to those who see them (S4.2)."""
-    dq, dk, dv = sums
-    both = leak_keys(t, x.bias, jnp.concat([q, d_out], axis=-1), dk.dtype)
-    D = q.shape[3]
-    dq = dq + leak_rows(t, x.bias, k, dq.dtype)
-    return dq, dk + both[..., :D], dv + both[..., D:]

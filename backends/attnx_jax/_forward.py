@@ -7,11 +7,13 @@ it a gradient.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
-from attnx_jax._scores import Operands, accumulator, dot, finite, leak_rows, scores, unless_finite
+from attnx_jax._scores import Operands, accumulator, all_finite, mix, scores
 from attnx_jax._tiles import Tiles, repeat, sizes
 
 __all__ = ["forward", "weights"]
@@ -31,25 +33,30 @@ def forward(careful: bool, q: Any, k: Any, v: Any, x: Operands) -> tuple[Any, An
     if s.B == 0 or s.Lq == 0:
         return jnp.zeros((*q.shape[:3], s.Dv), q.dtype), jnp.zeros(q.shape[:3], acc)
     t = Tiles(s, x.mask, x.bias)
-    careful = careful and t.hides and s.Lk > 0
+    if careful and t.hides and s.Lk > 0:
+        exact, plain = (partial(_walk, t, q, k, v, x, exact=exact) for exact in (True, False))
+        made: tuple[Any, Any] = lax.cond(all_finite(v), plain, exact)
+        return made
+    return _walk(t, q, k, v, x, exact=False)
+
+
+def _walk(t: Tiles, q: Any, k: Any, v: Any, x: Operands, *, exact: bool) -> tuple[Any, Any]:
+    """Every block of queries; `exact` where v holds NaN or inf."""
+    s = t.s
 
     def chunk(_: Any, c: Any) -> Any:
         def block(_: Any, i: Any) -> Any:
-            return None, _query_block(t, q, k, v, x, c, i, careful)
+            return None, _query_block(t, q, k, v, x, c, i, exact)
 
         out, lse = repeat(s.nq, block, None)[1]
         return None, (t.tiles_together(out, s.Lq), t.tiles_together(lse, s.Lq))
 
     out, lse = (t.heads_together(y) for y in repeat(s.chunks[0] * s.chunks[1], chunk, None)[1])
-    if careful:
-        out = unless_finite(
-            (v,), lambda out: out + leak_rows(t, x.bias, v, acc).astype(out.dtype), out
-        )
     return out, lse[..., 0]
 
 
 def _query_block(
-    t: Tiles, q: Any, k: Any, v: Any, x: Operands, c: Any, i: Any, careful: bool
+    t: Tiles, q: Any, k: Any, v: Any, x: Operands, c: Any, i: Any, exact: bool
 ) -> tuple[Any, Any]:
     """out and lse of one block of queries, (bc, hc·g, bq, …)."""
     s, acc = t.s, accumulator(q.dtype)
@@ -66,10 +73,9 @@ def _query_block(
         shift = jnp.where(new == -jnp.inf, 0.0, new)
         p = jnp.exp(score - shift)
         met = jnp.ones(shape, bool) if made.shown is None else _any(made.shown, shape)
-        if careful and made.shown is not None:
-            values = finite(values)
         share = jnp.sum(p, axis=-1, keepdims=True)
-        product = dot(p.reshape(*folded, s.bk), values, (3, 2))
+        shown = jnp.broadcast_to(made.shown, p.shape).reshape(*folded, s.bk) if exact else None
+        product = mix(p.reshape(*folded, s.bk), values, shown)
         if m is None:
             return (new, share, met, product), None
         factor = jnp.exp(m - shift)
@@ -84,7 +90,7 @@ def _query_block(
         start = (None, None, None, None)
     kinds = t.kinds(c)
     if s.nk:
-        start, _ = t.sweep(None if kinds is None else kinds[i], s.nk, tile, start)
+        start, _ = t.sweep(None if kinds is None else kinds[i], s.nk, tile, start, alike=exact)
     m, total, seen, out = start
     answered = seen if x.sinks is None else jnp.ones_like(seen)
     total = jnp.where(answered, total, 1.0)

@@ -1,35 +1,22 @@
-"""The scores of a tile (S2), and what a product owes to NaN and inf that are seen (S4).
+"""The scores of a tile (S2), and products that keep apart what cannot be seen (S4).
 
-The scale multiplies the finished product (S5.3). Hidden pairs are taken out by selection; a factor
-that may hold NaN or inf under a zero is replaced by its finite part, and what a row does see of
-them is put back by `leak_rows` and `leak_keys`, which run only where a look at the data found some.
+The scale multiplies the finished product (S5.3). Hidden pairs are taken out by selection. Where a
+factor holds NaN or inf, `mix` multiplies its finite part and puts back what a row does see of them;
+kernels have a second path for that, taken when a look at the data finds some.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_batching import custom_vmap
 
-from attnx_jax._tiles import Tiles, cut, repeat
+from attnx_jax._tiles import Tiles, cut
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = [
-    "Operands",
-    "Scores",
-    "accumulator",
-    "all_finite",
-    "dot",
-    "finite",
-    "leak_keys",
-    "leak_rows",
-    "scores",
-    "unless_finite",
-]
+__all__ = ["Operands", "Scores", "accumulator", "all_finite", "dot", "mix", "scores"]
 
 
 class Operands(NamedTuple):
@@ -93,81 +80,42 @@ def scores(
     return Scores(s, shown, None if slope is None else slope.reshape(s.shape))
 
 
-def finite(x: Any) -> Any:
-    """0 in place of NaN and inf."""
-    return jnp.where(jnp.isfinite(x), x, jnp.zeros((), x.dtype))
+def mix(rows: Any, x: Any, shown: Any, *, down: bool = False) -> Any:
+    """The product of a tile's pairs with keys, or with rows laid down, where some may be hidden.
+
+    Args:
+        rows: a number for each pair, (bc, hc, g·bq, bk), 0 where hidden.
+        x: (bc, hc, bk, d); with `down` (bc, hc, d, g·bq).
+        shown: the visible pairs, of the shape of `rows`, to be exact where x holds NaN or inf
+            (S4.2); None where x may meet any pair.
+        down: `x @ rows` instead of `rows @ x`.
+    """
+    if shown is None:
+        return _times(rows, x, down)
+    axis = 2 if down else 3
+    where = [jnp.isnan(x), x == jnp.inf, x == -jnp.inf]
+    hits = _times(shown.astype(x.dtype), jnp.concat(where, axis=axis).astype(x.dtype), down)
+    nan, above, below = jnp.split(hits > 0, 3, axis)
+    leak = jnp.where(above, jnp.inf, jnp.where(below, -jnp.inf, 0.0))
+    leak = jnp.where(nan | (above & below), jnp.nan, leak).astype(x.dtype)
+    return _times(rows, jnp.where(jnp.isfinite(x), x, 0.0), down) + leak
 
 
+def _times(rows: Any, x: Any, down: bool) -> Any:
+    return dot(x, rows, (3, 2)) if down else dot(rows, x, (3, 2))
+
+
+@custom_vmap
 def all_finite(*arrays: Any) -> Any:
-    """Whether all values are finite: the look that isolation costs (S4.4)."""
-    found = [jnp.all(jnp.isfinite(x)) for x in arrays]
-    return found[0] if len(found) == 1 else jnp.stack(found).all()
+    """Whether all values are finite: the look that isolation costs (S4.4).
+
+    A maximum is NaN where a value is, and XLA computes it faster than a conjunction.
+    """
+    tops = [jnp.max(jnp.abs(x), initial=0).astype(accumulator(x.dtype)) for x in arrays]
+    return jnp.max(jnp.stack(tops)) < jnp.inf
 
 
-def unless_finite(arrays: tuple[Any, ...], leak: Callable[[Any], Any], made: Any) -> Any:
-    """`leak(made)` if any of the arrays holds NaN or inf."""
-    return lax.cond(all_finite(*arrays), lambda made: made, leak, made)
-
-
-def _indicators(x: Any, dtype: Any) -> Any:
-    """Where x is NaN, inf and -inf, one after the other along the last axis, as numbers."""
-    return jnp.concat([jnp.isnan(x), x == jnp.inf, x == -jnp.inf], axis=-1).astype(dtype)
-
-
-def _leaked(hits: Any) -> Any:
-    """0 where no visible pair met a NaN or inf; there the NaN or inf."""
-    nan, above, below = jnp.split(hits > 0, 3, axis=-1)
-    undefined = nan | (above & below)
-    infinite = jnp.where(above, jnp.inf, jnp.where(below, -jnp.inf, 0.0))
-    return jnp.where(undefined, jnp.nan, infinite).astype(hits.dtype)
-
-
-def _pairs(t: Tiles, bias: Any, place: tuple[Any, Any, Any], dtype: Any) -> Any:
-    """The visible pairs of a tile as numbers, (bc, hc, g·bq, bk)."""
-    s = t.s
-    shown = t.shown(*place)
-    if bias is not None:
-        opened = cut(bias, *t.bias_place(*place)) != -jnp.inf
-        shown = opened if shown is None else shown & opened
-    pairs = jnp.broadcast_to(shown, (s.bc, s.hc * s.g, s.bq, s.bk)).astype(dtype)
-    return pairs.reshape(s.bc, s.hc, s.g * s.bq, s.bk)
-
-
-def leak_rows(t: Tiles, bias: Any, x: Any, dtype: Any) -> Any:
-    """What rows see of the NaN and inf in x (B, Hk, Lk, d), as (B, Hq, Lq, d)."""
-    s = t.s
-
-    def chunk(_: Any, c: Any) -> Any:
-        def block(_: Any, i: Any) -> Any:
-            def tile(j: Any, hits: Any, _: bool) -> tuple[Any, None]:
-                factor = _indicators(t.keys(x, c, j), dtype)
-                return hits + dot(_pairs(t, bias, (c, i, j), dtype), factor, (3, 2)), None
-
-            hits = jnp.zeros((s.bc, s.hc, s.g * s.bq, 3 * x.shape[3]), dtype)
-            kinds = t.kinds(c)
-            hits, _ = t.sweep(None if kinds is None else kinds[i], s.nk, tile, hits, alike=True)
-            return None, _leaked(hits).reshape(s.bc, s.hc * s.g, s.bq, -1)
-
-        return None, t.tiles_together(repeat(s.nq, block, None)[1], s.Lq)
-
-    return t.heads_together(repeat(s.chunks[0] * s.chunks[1], chunk, None)[1])
-
-
-def leak_keys(t: Tiles, bias: Any, x: Any, dtype: Any) -> Any:
-    """What is seen of the NaN and inf in x (B, Hq, Lq, d) by keys, as (B, Hk, Lk, d)."""
-    s = t.s
-
-    def chunk(_: Any, c: Any) -> Any:
-        def block(_: Any, j: Any) -> Any:
-            def tile(i: Any, hits: Any, _: bool) -> tuple[Any, None]:
-                factor = _indicators(t.rows(x, c, i), dtype)
-                return hits + dot(_pairs(t, bias, (c, i, j), dtype), factor, (2, 2)), None
-
-            hits = jnp.zeros((s.bc, s.hc, s.bk, 3 * x.shape[3]), dtype)
-            kinds = t.kinds(c)
-            hits, _ = t.sweep(None if kinds is None else kinds[:, j], s.nq, tile, hits, alike=True)
-            return None, _leaked(hits)
-
-        return None, t.tiles_together(repeat(s.nk, block, None)[1], s.Lk)
-
-    return t.heads_together(repeat(s.chunks[0] * s.chunks[1], chunk, None)[1])
+@all_finite.def_vmap
+def _all_finite_of_all(_: int, __: Any, *arrays: Any) -> tuple[Any, bool]:
+    # One answer for everything that is mapped: the branch it decides stays a branch.
+    return all_finite(*arrays), False

@@ -1,8 +1,8 @@
 """How a call is cut: heads into chunks, queries and keys into tiles, and the loops over them.
 
-Large calls walk one head at a time over tiles of about 1024 x 1024, which stay in cache; small ones
-take many heads at once, down to a single tile without any loop, which also compiles faster. The
-query heads of a group are stacked as rows of one product, so keys are never repeated.
+Large calls walk one head at a time over tiles of 512 or 1024 a side, which stay in cache; small
+ones take many heads at once, down to a single tile without any loop, which also compiles faster.
+The query heads of a group are stacked as rows of one product, so keys are never repeated.
 
 A last tile that would be short is slid back over the one before: its slice then has the common
 size, nothing is padded or copied, and what it repeats is hidden.
@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.custom_batching import custom_vmap
 
-from attnx.masks import And, Mask, Window, leaves, map_leaves
+from attnx.masks import And, Causal, Mask, Segments, Window, leaves, map_leaves
 from attnx.tiling import FULL, PARTIAL, Grid, position_offset, tile_classes, visible
 
 if TYPE_CHECKING:
@@ -91,14 +92,10 @@ def sizes(q: Any, k: Any, v: Any, mask: Mask | None, *, whole_rows: bool = False
 
 
 def _side(mask: Mask | None) -> int:
-    """Smaller tiles where a window shows less than one."""
+    """Half of `SIDE` where a mask's edge runs across the grid: less of its tiles is in vain."""
     parts = mask.parts if isinstance(mask, And) else (mask,)
-    spans = [
-        part.left + part.right
-        for part in parts
-        if isinstance(part, Window) and part.left is not None and part.right is not None
-    ]
-    return SIDE if not spans or min(spans) >= SIDE else SIDE // 2
+    crossed = any(isinstance(part, (Causal, Window, Segments)) for part in parts)
+    return SIDE // 2 if crossed else SIDE
 
 
 def _block(length: int, limit: int) -> int:
@@ -231,7 +228,7 @@ class Tiles:
         slid[-1, :] |= self.ragged_q
         slid[:, -1] |= self.ragged_k
         xp = np if isinstance(table, np.ndarray) else jnp
-        return jnp.asarray(xp.where(slid, xp.minimum(table, PARTIAL), table))
+        return _common(jnp.asarray(xp.where(slid, xp.minimum(table, PARTIAL), table)))
 
     def kinds(self, c: Any) -> Any:
         """The kinds of a chunk's tiles, (nq, nk), or None when all are full."""
@@ -291,7 +288,7 @@ class Tiles:
         if n == 1:
             carry, part = body(0, carry, self.table is not None)
             return carry, put(0, held, part)
-        shapes = jax.eval_shape(lambda carry: body(0, carry, False)[1], carry)
+        shapes = jax.eval_shape(lambda carry: body(0, carry, alike)[1], carry)
         idle = jax.tree_util.tree_map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         branches = [
             lambda index, carry: (carry, idle),
@@ -357,6 +354,17 @@ def _indices(starts: tuple[Any, ...]) -> list[Any]:
 def _count(B: int, _: Mask, __: str, leaf: Any) -> Any:
     """Integers given alone become one for each batch entry, so that their value is not compiled."""
     return jnp.broadcast_to(leaf, (B,)) if jnp.ndim(leaf) == 0 else leaf
+
+
+@custom_vmap
+def _common(table: Any) -> Any:
+    """The table; under vmap one for all that is mapped, so that loops and branches stay so."""
+    return table
+
+
+@_common.def_vmap
+def _common_of_all(size: int, _: Any, table: Any) -> tuple[Any, bool]:
+    return _common(_combine(table, 0, size)[0]), False
 
 
 def _combine(table: Any, axis: int, size: int) -> Any:

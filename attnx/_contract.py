@@ -234,9 +234,14 @@ class Backend:
         """What `attention` runs: `forward`, with the framework's differentiation attached."""
         return self.forward(q, k, v, call)
 
-    def bind(self, cls: CallClass) -> Callable[..., tuple[Any, Any]]:
-        """`apply` for one class of calls; a backend may settle here what the class decides."""
-        return self.apply
+    def direct(self, cls: CallClass) -> Callable[..., Any] | None:
+        """A shortcut for plain calls of a class: no mask object, bias, softcap, sinks or lse.
+
+        Returns:
+            `run(q, k, v, scale, scores, Lq, Lk)`, which gives out, or None to leave the call to
+            `apply`; `scale` may be None and `scores` is B * Hq * Lq * Lk. Or None: no shortcut.
+        """
+        return None
 
     def weights(self, q: Any, k: Any, call: Call) -> Any:
         """P of S2.5, (B, Hq, Lq, Lk) in q's dtype: one-hot values, a tile of keys at a time."""

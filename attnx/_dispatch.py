@@ -101,8 +101,8 @@ class Plan:
     """
 
     __slots__ = (
-        "_exchange", "_warning", "apply", "backend", "cls", "explanation", "impl", "reasons",
-        "route",
+        "_exchange", "_warning", "apply", "backend", "cls", "direct", "explanation", "impl",
+        "reasons", "route",
     )  # fmt: skip
 
     def __init__(
@@ -114,7 +114,9 @@ class Plan:
         self.backend = impl.name
         self.route = explanation.route
         self.reasons = {c.name: c.reasons for c in explanation.candidates if c.reasons}
-        self.apply = self._way_to(impl.bind(cls) if exchange is None else impl.forward)
+        self.apply = self._way_to(impl.apply if exchange is None else impl.forward)
+        native = exchange is None and not warning
+        self.direct = impl.direct(cls) if native else None
 
     def _way_to(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """A method of the backend, with the exchange around it and a fallback told of."""

@@ -88,7 +88,11 @@ def attention(
         return None
     if found is None:
         return None
-    apply, cls, mask, default_scale = found
+    apply, cls, mask, default_scale, direct = found
+    if direct is not None:
+        out = direct(q, k, v, scale, B * Hq * Lq * Lk, Lq, Lk)
+        if out is not None:
+            return out
     chosen = default_scale if scale is None else scale
     # A named tuple's own constructor costs three times as much; the test of `_fast` pins the order.
     call = _new(Call, (cls, B, Hq, Hk, Lq, Lk, D, Dv, chosen, None, mask, None, None))
@@ -120,4 +124,4 @@ def remember(
     )  # fmt: skip
     lanes, plans = kept
     lanes[type(q)] = lane.fast_key
-    plans[key] = (plan.apply, cls, call.mask, 1.0 / math.sqrt(call.D))
+    plans[key] = (plan.apply, cls, call.mask, 1.0 / math.sqrt(call.D), plan.direct)

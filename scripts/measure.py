@@ -8,10 +8,12 @@ the peak resident set of a fresh process above its warm baseline (Linux). Run it
 
 from __future__ import annotations
 
+import os
 import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -55,7 +57,7 @@ def overhead() -> None:
         attnx.attention(q, k, v, assume_finite=True)
         attnx.attention(q, k, v)
         kept = [plan for plan in _fast._plans.values() if plan[1].framework == name]
-        apply, cls, mask, scale = next(plan for plan in kept if plan[1].assume_finite)
+        apply, cls, mask, scale, _ = next(plan for plan in kept if plan[1].assume_finite)
         call = _fast.Call(cls, 1, 2, 2, 4, 4, 8, 8, scale, None, mask)
         runs: dict[str, Callable[[], Any]] = {
             "kernel": partial(apply, q, k, v, call),
@@ -76,11 +78,16 @@ def overhead() -> None:
 
 def imports() -> None:
     """`import attnx` over bare Python."""
-    runs = {
-        name: partial(subprocess.run, [sys.executable, "-c", code], check=True)
-        for name, code in {"bare": "pass", "attnx": "import attnx"}.items()
-    }
-    took = interleaved(runs, 1, 21)
+    with tempfile.TemporaryDirectory() as cache:
+        # An installed package has its bytecode; a checkout may forbid writing it.
+        env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": cache}
+        runs = {
+            name: partial(subprocess.run, [sys.executable, "-c", code], check=True, env=env)
+            for name, code in {"bare": "pass", "attnx": "import attnx"}.items()
+        }
+        for run in runs.values():
+            run()
+        took = interleaved(runs, 1, 41)
     print(f"import attnx over bare Python: {(took['attnx'] - took['bare']) * 1e3:.0f} ms")
 
 

@@ -14,10 +14,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from attnx.plugin import Gradients
-from attnx_jax._scores import Operands, accumulator, all_finite, dot, mix, scores
+from attnx_jax._forward import walk
+from attnx_jax._scores import Operands, accumulator, all_finite, dot, mix, scores, some
 from attnx_jax._tiles import Tiles, add_at, repeat, sizes
 
 __all__ = ["backward"]
+
+STEEP = {"float32": 2.0**10, "float64": 2.0**39}
+"""Beyond which |lse| a probability taken from it alone is not good to 2**-13."""
 
 
 def backward(
@@ -42,7 +46,8 @@ def backward(
     t = Tiles(s, x.mask, x.bias, whole=True)
     delta = jnp.sum(d_out.astype(acc) * out.astype(acc), axis=-1, keepdims=True)
     d_lse = None if d_lse is None else d_lse.astype(acc)[..., None]
-    rows = _Rows(t, q, d_out, lse[..., None], delta if d_lse is None else delta - d_lse)
+    shift, rest = _norm(t, q, k, x, lse[..., None])
+    rows = _Rows(t, q, d_out, shift, rest, delta if d_lse is None else delta - d_lse)
     if careful and t.hides and s.Lk > 0:
         exact, plain = (partial(_sums, t, rows, k, v, x, exact=exact) for exact in (True, False))
         dq, dk, dv, dbias, seen = lax.cond(all_finite(q, k, d_out), plain, exact)
@@ -52,7 +57,8 @@ def backward(
     if x.sinks is not None:
         flow = -jnp.where(seen, delta, 0.0)
         flow = flow if d_lse is None else flow + d_lse
-        share = jnp.exp(x.sinks.astype(acc)[:, None, None] - rows.lse)
+        below = x.sinks.astype(acc)[:, None, None] - shift
+        share = jnp.exp(below if rest is None else below - rest)
         dsinks = jnp.sum(share * flow, axis=(0, 2, 3)).astype(x.sinks.dtype)
     return Gradients(
         (dq * x.scale).astype(q.dtype),
@@ -63,12 +69,30 @@ def backward(
     )
 
 
+def _norm(t: Tiles, q: Any, k: Any, x: Operands, lse: Any) -> tuple[Any, Any]:
+    """(shift, rest) with lse = shift + rest; rest is None where lse alone is good enough.
+
+    A bias of -1e9 over a whole row drowns the rest in lse's own rounding (S3.4): both are then
+    found again. Scores that are large by themselves are as uncertain as their lse.
+    """
+    if x.bias is None or t.s.Lk == 0:
+        return lse, None
+    steep = (jnp.abs(lse) > STEEP[lse.dtype.name]) & jnp.isfinite(lse)
+    nothing = jnp.zeros((t.s.B, t.s.Hk, t.s.Lk, 1), q.dtype)
+    found: tuple[Any, Any] = lax.cond(
+        some(steep),
+        lambda: walk(t, q, k, nothing, x, exact=False)[1:],
+        lambda: (lse, jnp.zeros_like(lse)),
+    )
+    return found
+
+
 class _Rows:
     """The arrays of rows, and their slices at a tile in the accumulator's dtype."""
 
-    def __init__(self, t: Tiles, q: Any, d_out: Any, lse: Any, flow: Any) -> None:
+    def __init__(self, t: Tiles, q: Any, d_out: Any, shift: Any, rest: Any, flow: Any) -> None:
         self.t, self.acc = t, accumulator(q.dtype)
-        self.q, self.d_out, self.lse, self.flow = q, d_out, lse, flow
+        self.q, self.d_out, self.shift, self.rest, self.flow = q, d_out, shift, rest, flow
         self.q_t, self.d_out_t = self._laid_down(q), self._laid_down(d_out)
 
     def _laid_down(self, x: Any) -> Any:
@@ -76,14 +100,15 @@ class _Rows:
         s = self.t.s
         return jnp.moveaxis(x.reshape(s.B, s.Hk, s.g, s.Lq, x.shape[3]), 4, 2)
 
-    def at(self, c: Any, i: Any) -> tuple[Any, Any, Any, Any]:
-        """q, d_out (bc, hc, g·bq, d) and lse, flow (bc, hc·g, bq, 1)."""
+    def at(self, c: Any, i: Any) -> tuple[Any, Any]:
+        """q and d_out, (bc, hc, g·bq, d)."""
         t = self.t
-        q, d_out, lse, flow = (
-            t.rows(x, c, i).astype(self.acc) for x in (self.q, self.d_out, self.lse, self.flow)
-        )
-        shape = (t.s.bc, t.s.hc * t.s.g, t.s.bq, 1)
-        return q, d_out, lse.reshape(shape), flow.reshape(shape)
+        return t.rows(self.q, c, i).astype(self.acc), t.rows(self.d_out, c, i).astype(self.acc)
+
+    def column(self, x: Any, c: Any, i: Any) -> Any:
+        """`shift`, `rest` or `flow`, (bc, hc·g, bq, 1)."""
+        s = self.t.s
+        return self.t.rows(x, c, i).reshape(s.bc, s.hc * s.g, s.bq, 1)
 
     def down(self, c: Any, i: Any) -> tuple[Any, Any]:
         """q and d_out (bc, hc, d, g·bq)."""
@@ -155,11 +180,12 @@ def _tile(
 ) -> tuple[Any, Any]:  # fmt: skip
     """One tile's share: (dk, dv) added up, and its own dq, dbias and seen rows."""
     s = t.s
-    q, d_out, lse, flow = rows.at(place[0], place[1])
-    q_t, d_out_t = rows.down(place[0], place[1])
+    at = place[:2]
+    (q, d_out), (q_t, d_out_t) = rows.at(*at), rows.down(*at)
     made = scores(t, q, k, x, place, masked)
-    p = jnp.exp(made.s - lse)
-    ds = p * (dot(d_out, v, (3, 3)).reshape(p.shape) - flow)
+    below = made.s - rows.column(rows.shift, *at)
+    p = jnp.exp(below if rows.rest is None else below - rows.column(rows.rest, *at))
+    ds = p * (dot(d_out, v, (3, 3)).reshape(p.shape) - rows.column(rows.flow, *at))
     if made.shown is not None:
         p, ds = jnp.where(made.shown, p, 0.0), jnp.where(made.shown, ds, 0.0)
     raw = ds if made.slope is None else ds * made.slope

@@ -16,7 +16,7 @@ from jax import lax
 from attnx_jax._scores import Operands, accumulator, all_finite, mix, scores
 from attnx_jax._tiles import Tiles, repeat, sizes
 
-__all__ = ["forward", "weights"]
+__all__ = ["forward", "walk", "weights"]
 
 
 def forward(careful: bool, q: Any, k: Any, v: Any, x: Operands) -> tuple[Any, Any]:
@@ -34,31 +34,34 @@ def forward(careful: bool, q: Any, k: Any, v: Any, x: Operands) -> tuple[Any, An
         return jnp.zeros((*q.shape[:3], s.Dv), q.dtype), jnp.zeros(q.shape[:3], acc)
     t = Tiles(s, x.mask, x.bias)
     if careful and t.hides and s.Lk > 0:
-        exact, plain = (partial(_walk, t, q, k, v, x, exact=exact) for exact in (True, False))
-        made: tuple[Any, Any] = lax.cond(all_finite(v), plain, exact)
-        return made
-    return _walk(t, q, k, v, x, exact=False)
+        exact, plain = (partial(walk, t, q, k, v, x, exact=exact) for exact in (True, False))
+        out, m, rest = lax.cond(all_finite(v), plain, exact)
+    else:
+        out, m, rest = walk(t, q, k, v, x, exact=False)
+    return out, (m + rest)[..., 0]
 
 
-def _walk(t: Tiles, q: Any, k: Any, v: Any, x: Operands, *, exact: bool) -> tuple[Any, Any]:
-    """Every block of queries; `exact` where v holds NaN or inf."""
+def walk(t: Tiles, q: Any, k: Any, v: Any, x: Operands, *, exact: bool) -> tuple[Any, Any, Any]:
+    """Every block of queries: out, and the two parts of lse, each (B, Hq, Lq, 1).
+
+    `exact` where v holds NaN or inf.
+    """
     s = t.s
 
     def chunk(_: Any, c: Any) -> Any:
         def block(_: Any, i: Any) -> Any:
             return None, _query_block(t, q, k, v, x, c, i, exact)
 
-        out, lse = repeat(s.nq, block, None)[1]
-        return None, (t.tiles_together(out, s.Lq), t.tiles_together(lse, s.Lq))
+        return None, tuple(t.tiles_together(y, s.Lq) for y in repeat(s.nq, block, None)[1])
 
-    out, lse = (t.heads_together(y) for y in repeat(s.chunks[0] * s.chunks[1], chunk, None)[1])
-    return out, lse[..., 0]
+    out, m, rest = (t.heads_together(y) for y in repeat(s.chunks[0] * s.chunks[1], chunk, None)[1])
+    return out, m, rest
 
 
 def _query_block(
     t: Tiles, q: Any, k: Any, v: Any, x: Operands, c: Any, i: Any, exact: bool
-) -> tuple[Any, Any]:
-    """out and lse of one block of queries, (bc, hc·g, bq, …)."""
+) -> tuple[Any, Any, Any]:
+    """out and the two parts of lse, its maximum and the rest, of one block, (bc, hc·g, bq, …)."""
     s, acc = t.s, accumulator(q.dtype)
     rows = t.rows(q, c, i).astype(acc)
     folded = (s.bc, s.hc, s.g * s.bq)
@@ -85,7 +88,7 @@ def _query_block(
     shape = (s.bc, s.hc * s.g, s.bq, 1)
     start: Any = (*_start(t, x.sinks, c, shape, acc), None, None)
     if s.nk != 1:
-        start = (*start[:2], jnp.zeros(shape, bool), jnp.zeros((*folded, s.Dv), acc))
+        start = (*start[:2], jnp.zeros(shape, bool), jnp.zeros((*folded, v.shape[3]), acc))
     elif x.sinks is None:
         start = (None, None, None, None)
     kinds = t.kinds(c)
@@ -94,9 +97,8 @@ def _query_block(
     m, total, seen, out = start
     answered = seen if x.sinks is None else jnp.ones_like(seen)
     total = jnp.where(answered, total, 1.0)
-    out = jnp.where(seen, out.reshape(*shape[:3], s.Dv) / total, 0.0)
-    lse = jnp.where(answered, m + jnp.log(total), -jnp.inf)
-    return out.astype(q.dtype), lse
+    out = jnp.where(seen, out.reshape(*shape[:3], v.shape[3]) / total, 0.0)
+    return out.astype(q.dtype), m, jnp.log(total)
 
 
 def _any(shown: Any, shape: tuple[int, ...]) -> Any:

@@ -94,11 +94,11 @@ class TorchBackend(ArrayBackend):
             return self.forward(q, k, v, call)
         return _autograd.attend(self, q, k, v, call)
 
-    def bind(self, cls: CallClass) -> Callable[..., tuple[Any, Any]]:
-        """`apply`, without a decision left to take where SDPA serves."""
+    def direct(self, cls: CallClass) -> Callable[..., Any] | None:
+        """SDPA without a decision left to take, where it serves the class."""
         if cls.gradient is None and _sdpa.may_serve(cls):
-            return _sdpa.bind(cls, self.forward)
-        return LANE.checked(self.apply)
+            return LANE.checked(_sdpa.direct(cls))
+        return None
 
     def forward(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
         """See `Backend.forward`."""

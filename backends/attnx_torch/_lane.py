@@ -101,11 +101,11 @@ class TorchLane(Lane):
         return gradient if q.is_cpu else (q.device, gradient)
 
     def checked(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """`run(q, k, v, call)`, with what PyTorch refuses of q, k and v told as S8.1 says."""
+        """`run(q, k, v, …)`, with what PyTorch refuses of q, k and v told as S8.1 says."""
 
-        def checked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Any) -> Any:
+        def checked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Any:
             try:
-                return run(q, k, v, call)
+                return run(q, k, v, *rest)
             except RuntimeError:
                 self.admit(q, k, v)
                 raise

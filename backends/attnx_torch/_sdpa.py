@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from attnx.plugin import Call, CallClass
 
-__all__ = ["DENSE", "attend", "bind", "may_mask", "may_serve", "ready"]
+__all__ = ["DENSE", "attend", "direct", "may_mask", "may_serve", "ready"]
 
 CAUSAL = "causal[top_left]"
 DENSE = 1 << 20
@@ -85,35 +85,35 @@ def _streams(Lq: int, Lk: int, wasteful: bool) -> bool:
     return wasteful and Lq <= FEW and Lk >= LONG
 
 
-def bind(cls: CallClass, otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """A class that SDPA serves as it stands, with everything that the class decides settled.
+def direct(cls: CallClass) -> Callable[..., Any]:
+    """SDPA for plain calls of a class that it serves as it stands: out, or None to look closer.
 
-    Args:
-        cls: a class that `may_serve`, without a gradient.
-        otherwise: what computes the calls that SDPA does not get right.
+    Everything that the class decides is settled here, since each decision costs as much as an
+    attribute of a tensor.
     """
     causal, grouped, host = cls.mask is not None, cls.grouped, cls.device == "cpu"
     look = host and not cls.assume_finite
     wasteful = host and (look or grouped)
-    sdpa = F.scaled_dot_product_attention
-
     plainest = cls.scale_sign is None and not grouped
     full = cls.dtype in ("float32", "float64")
+    sdpa = F.scaled_dot_product_attention
 
-    def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Any:
-        scores = call[1] * call[2] * call[4] * call[5]  # B Hq Lq Lk
+    def direct(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, scores: int,
+        Lq: int, Lk: int,
+    ) -> torch.Tensor | None:  # fmt: skip
         if (
             not scores
-            or (wasteful and _streams(call.Lq, call.Lk, wasteful))
+            or (wasteful and _streams(Lq, Lk, wasteful))
             or (look and not finite(q, k, v))
             or not ((full and scores <= FREE) or _fits(q, k, v))
         ):
-            return otherwise(q, k, v, call)
+            return None
         if plainest:  # keywords cost as much as all the checks before
-            return sdpa(q, k, v, None, 0.0, causal), None
-        return sdpa(q, k, v, None, 0.0, causal, scale=call.scale, enable_gqa=grouped), None
+            return sdpa(q, k, v, None, 0.0, causal)
+        return sdpa(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
 
-    return LANE.checked(plain)
+    return direct
 
 
 def _fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:

@@ -90,14 +90,18 @@ class TorchBackend(ArrayBackend):
 
     def apply(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
         """`forward`, recorded by autograd where it is watching."""
-        if call.cls.gradient is None:
-            return self.forward(q, k, v, call)
-        return _autograd.attend(self, q, k, v, call)
+        try:
+            if call.cls.gradient is None:
+                return self.forward(q, k, v, call)
+            return _autograd.attend(self, q, k, v, call)
+        except RuntimeError:
+            LANE.admit(q, k, v)  # what PyTorch refuses of them is told as S8.1 says
+            raise
 
     def direct(self, cls: CallClass) -> Callable[..., Any] | None:
         """SDPA without a decision left to take, where it serves the class."""
         if cls.gradient is None and _sdpa.may_serve(cls):
-            return LANE.checked(_sdpa.direct(cls))
+            return _sdpa.direct(cls)
         return None
 
     def forward(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:

@@ -87,7 +87,7 @@ class TorchLane(Lane):
         """Device and gradient; None where a transform or autocast asks for a longer look.
 
         Every attribute of a tensor costs 100 ns here. Layouts and the devices of k and v are left
-        to PyTorch's own check, which `checked` turns into ours.
+        to PyTorch's own checks, which the backend tells as S8.1 says.
         """
         if (
             not type(q) is type(k) is type(v) is _Tensor
@@ -99,18 +99,6 @@ class TorchLane(Lane):
             return None
         gradient = _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
         return gradient if q.is_cpu else (q.device, gradient)
-
-    def checked(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """`run(q, k, v, …)`, with what PyTorch refuses of q, k and v told as S8.1 says."""
-
-        def checked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Any:
-            try:
-                return run(q, k, v, *rest)
-            except RuntimeError:
-                self.admit(q, k, v)
-                raise
-
-        return checked
 
     def detached(self, array: Any) -> Any:
         """A tensor that shares the memory and records nothing."""

@@ -109,9 +109,13 @@ def direct(cls: CallClass) -> Callable[..., Any]:
             or not ((full and scores <= FREE) or _fits(q, k, v))
         ):
             return None
-        if plainest:  # keywords cost as much as all the checks before
-            return sdpa(q, k, v, None, 0.0, causal)
-        return sdpa(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
+        try:
+            if plainest:  # keywords cost as much as all the checks before
+                return sdpa(q, k, v, None, 0.0, causal)
+            return sdpa(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
+        except RuntimeError:
+            LANE.admit(q, k, v)
+            raise
 
     return direct
 

@@ -102,14 +102,14 @@ def direct(cls: CallClass) -> Callable[..., Any]:
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, scores: int,
         Lq: int, Lk: int,
     ) -> torch.Tensor | None:  # fmt: skip
-        if (
-            not scores
-            or (wasteful and _streams(Lq, Lk, wasteful))
-            or (look and not finite(q, k, v))
-            or not ((full and scores <= FREE) or _fits(q, k, v))
-        ):
-            return None
         try:
+            if (
+                not scores
+                or (wasteful and _streams(Lq, Lk, wasteful))
+                or (look and not finite(q, k, v))
+                or not ((full and scores <= FREE) or _fits(q, k, v))
+            ):
+                return None
             if plainest:  # keywords cost as much as all the checks before
                 return sdpa(q, k, v, None, 0.0, causal)
             return sdpa(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)

@@ -48,6 +48,18 @@ def interleaved(
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
+def paired(runs: dict[str, Callable[[], Any]], count: int = 20000) -> dict[str, float]:
+    """Median seconds of single calls taken in turn: a machine's slow spells then hit all alike."""
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    clock = time.perf_counter
+    for _ in range(count):
+        for name, run in runs.items():
+            start = clock()
+            run()
+            taken[name].append(clock() - start)
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
 def overhead() -> None:
     """A call less its kernel called directly, at (1, 2, 4, 8), float32."""
     print("overhead of a call over its kernel, µs, at (1, 2, 4, 8) float32")
@@ -68,7 +80,7 @@ def overhead() -> None:
             import torch.nn.functional as F
 
             runs["sdpa"] = partial(F.scaled_dot_product_attention, q, k, v)
-        took = interleaved(runs, 2000)
+        took = paired(runs)
         base = took.get("sdpa", took["kernel"])
         print(
             f"  {name}: kernel {base * 1e6:.2f}, overhead {(took['call'] - base) * 1e6:.2f}, "

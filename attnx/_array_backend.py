@@ -266,7 +266,7 @@ class ArrayBackend(Backend):
         acc = ops.accumulator(xp, call.dtype)
         with self.lane.quiet():
             careful = not call.assume_finite and not self.finite(q, k, v, d_out)
-            steep = self._steep(lse, call)
+            steep = self.steep(lse, call)
             for i0, i1, tiles in self.plan_tiles(call, q):
                 rows, o, d_o = (ops.cast(xp, x[:, :, i0:i1, :], acc) for x in (q, out, d_out))
                 delta = xp.sum(d_o * o, axis=-1, keepdims=True)
@@ -276,7 +276,7 @@ class ArrayBackend(Backend):
                 self._backward_block(block, k, v, call, tiles, careful, sums)
             return sums.gradients(q, k, v)
 
-    def _steep(self, lse: Any, call: Call) -> bool:
+    def steep(self, lse: Any, call: Call) -> bool:
         """Whether the rounding of some lse would be felt in the probabilities taken from it."""
         large = self.xp.abs(lse) > EXACT["float64" if call.dtype == "float64" else "float32"]
         return bool(self.xp.any(large & self.xp.isfinite(lse)))

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from attnx._contract import MASK_KINDS, Gradients
+from attnx.tiling import Tile
 
 __all__ = [
     "STRUCTURED",
@@ -31,16 +32,6 @@ __all__ = [
 
 STRUCTURED = MASK_KINDS - {"dense", "predicate"}
 """The kinds of mask whose structure a tile plan turns into saved work."""
-
-
-class Tile(NamedTuple):
-    """Queries i0 to i1 against keys j0 to j1; `masked` when some pair may be hidden."""
-
-    i0: int
-    i1: int
-    j0: int
-    j1: int
-    masked: bool
 
 
 class Scores(NamedTuple):

@@ -8,7 +8,7 @@ A plan may call an empty tile partial (it costs a little time), never the revers
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnx._visibility import Blocks, Grid, block_bounds, position_offset, visible
 
@@ -17,9 +17,19 @@ if TYPE_CHECKING:
 
     from attnx.masks import Mask
 
-__all__ = ["EMPTY", "FULL", "PARTIAL", "Grid", "position_offset", "tile_classes", "visible"]
+__all__ = ["EMPTY", "FULL", "PARTIAL", "Grid", "Tile", "position_offset", "tile_classes", "visible"]
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
+
+
+class Tile(NamedTuple):
+    """Queries i0 to i1 against keys j0 to j1; `masked` when some pair may be hidden."""
+
+    i0: int
+    i1: int
+    j0: int
+    j1: int
+    masked: bool
 
 
 def tile_classes(

@@ -44,6 +44,6 @@ class NumpyBackend(ArrayBackend):
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, d_out: Any, d_lse: Any, call: Call
     ) -> Gradients:
         """See `attnx.plugin.Backend.backward`."""
-        if _backward.steep(lse, call):
+        if self.steep(lse, call):
             return super().backward(q, k, v, out, lse, d_out, d_lse, call)
         return _backward.backward(q, k, v, out, lse, d_out, d_lse, call)

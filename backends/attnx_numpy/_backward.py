@@ -24,22 +24,7 @@ if TYPE_CHECKING:
     from attnx.plugin import Call
     from attnx_numpy._threads import Scratch
 
-__all__ = ["backward", "steep"]
-
-
-EXACT = {"float32": 2.0**10, "float64": 2.0**39}
-"""Up to which |lse| a probability taken from it alone is good to 2**-13."""
-
-
-def steep(lse: Any, call: Call) -> bool:
-    """Whether the rounding of some lse would be felt in the probabilities taken from it.
-
-    A row of scores at -1e9, say: its maximum and its sum must then be found again and kept apart,
-    which the array tiles of the base class do.
-    """
-    limit = EXACT["float64" if call.dtype == "float64" else "float32"]
-    size = np.abs(lse)
-    return bool(np.any((size > limit) & (size < np.inf)))
+__all__ = ["backward"]
 
 
 def backward(

@@ -8,26 +8,16 @@ that it may see.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnx.tiling import EMPTY, FULL, Grid, position_offset, tile_classes, visible
+from attnx.tiling import EMPTY, FULL, Grid, Tile, position_offset, tile_classes, visible
 
 if TYPE_CHECKING:
     from attnx.plugin import Call
 
 __all__ = ["Tile", "TilePlan"]
-
-
-class Tile(NamedTuple):
-    """Queries i0 to i1 against keys j0 to j1; `masked` when some pair may be hidden."""
-
-    i0: int
-    i1: int
-    j0: int
-    j1: int
-    masked: bool
 
 
 class TilePlan:

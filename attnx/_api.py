@@ -1,26 +1,20 @@
-"""The public calls: check, plan, run.
-
-A plain call (no mask object, bias, softcap or sinks) takes the fast path of `_fast`: shapes and
-values are checked, and a plan made before for the same class is found by one look-up. Everything
-else, every first call of a class and every wrong call takes the long way here.
-"""
+"""The public calls: check, plan, run. `attention` itself stands in `_attention`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attnx import _fast, _gradients
-from attnx._call import Options, Prepared, prepare
-from attnx._choice import Choice, requested
-from attnx._dispatch import Explanation, Plan, explain_choice, lane_of, make_plan
-from attnx._registry import registry
+from attnx import _gradients
+from attnx._attention import attention, outward, plan_for
+from attnx._call import Options, prepare
+from attnx._choice import requested
+from attnx._dispatch import Explanation, Plan, explain_choice, lane_of
 from attnx.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from attnx._call import CallClass
-    from attnx.plugin import Backend, Lane
+    from attnx.plugin import Backend
 
 __all__ = [
     "BoundPlan",
@@ -31,106 +25,6 @@ __all__ = [
     "merge",
     "plan",
 ]
-
-_plans: dict[tuple[CallClass, Choice], Plan] = {}
-
-
-def _forget_plans() -> None:
-    """What is registered has changed: the dict is replaced, never cleared under a reader."""
-    global _plans
-    _plans = {}
-    _fast.forget()
-
-
-registry.on_change.append(_forget_plans)
-
-
-def _plan_for(choice: Choice, cls: CallClass) -> Plan:
-    plans = _plans
-    found = plans.get((cls, choice))
-    if found is None:
-        found = plans[cls, choice] = make_plan(choice, cls)
-    return found
-
-
-def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    mask: Any = None,
-    causal: bool | str = False,
-    bias: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-    dropout: Any = None,
-    layout: str = "bhsd",
-    return_lse: bool = False,
-    assume_finite: bool = False,
-    backend: str | Backend | Sequence[str | Backend] | None = None,
-) -> Any:
-    """Scaled dot-product attention, with one meaning on every backend (spec S1 to S8).
-
-    Args:
-        q: queries `(*B, Hq, Lq, D)`; float16, bfloat16, float32 or float64 (S5.1).
-        k: keys `(*B, Hk, Lk, D)` of q's dtype; Hq is a multiple of Hk (S1.3).
-        v: values `(*B, Hk, Lk, Dv)` of q's dtype.
-        mask: a boolean array, True = visible, or a mask object of `attnx.masks` (S3).
-        causal: True (needs Lq == Lk), `"top_left"` or `"bottom_right"` (S3.5); intersects `mask`.
-        bias: floating, added to the scores; broadcasts to `(*B, Hq, Lq, Lk)` (S2, S3.4).
-        scale: a finite real number; by default 1/sqrt(D).
-        softcap: scores become softcap * tanh(score / softcap) (S2).
-        sinks: `(Hq,)`, one logit a head in the denominator alone (S2.3).
-        dropout: not available yet; raises `UnsupportedError`.
-        layout: `"bhsd"`, or `"bshd"` for arrays with the sequence before the heads (S1.1).
-        return_lse: also return the log of the softmax's denominator, natural, sinks included.
-        assume_finite: vouch that nothing holds NaN or inf, so isolation need not be looked after.
-        backend: a name, a backend object, or a sequence to try in order.
-
-    Returns:
-        out `(*B, Hq, Lq, Dv)` in the layout, dtype, framework and on the device of q; with
-        `return_lse` the pair (out, lse), lse of out's shape without its last axis, float32 (or
-        float64). A row that sees nothing has out 0 and lse -inf (S3.7).
-
-    Raises:
-        ArgumentError: wrong shapes, lengths or values (a ValueError).
-        ArgumentTypeError: wrong types or dtypes, or several frameworks (a TypeError).
-        UnsupportedError: the backend cannot do this call (S8.2).
-        UnavailableBackend: the backend's framework or device is missing here.
-
-    Example:
-        >>> import numpy as np, attnx
-        >>> rng = np.random.default_rng(0)
-        >>> q, k, v = rng.standard_normal((3, 1, 2, 5, 4), dtype=np.float32)
-        >>> attnx.attention(q, k, v, causal=True).shape
-        (1, 2, 5, 4)
-    """
-    if (
-        mask is None
-        and bias is None
-        and softcap is None
-        and sinks is None
-        and dropout is None
-        and layout == "bhsd"
-    ):
-        answer = _fast.attention(q, k, v, causal, scale, return_lse, assume_finite, backend)
-        if answer is not None:
-            return answer
-    options = Options(
-        mask, causal, bias, scale, softcap, sinks, dropout, layout, return_lse, assume_finite
-    )
-    lane = lane_of(q)
-    ready = prepare(lane, q, k, v, options)
-    kept = _fast.memory()
-    chosen = _plan_for(requested(backend), ready.call.cls)
-    _fast.remember(kept, lane, q, options, backend, chosen, ready)
-    return _outward(lane, ready, *chosen.apply(ready.q, ready.k, ready.v, ready.call))
-
-
-def _outward(lane: Lane, ready: Prepared, out: Any, lse: Any) -> Any:
-    out = ready.dims.outward(lane.xp, out)
-    return (out, ready.dims.outward(lane.xp, lse)) if ready.call.need_lse else out
 
 
 def attention_vjp(
@@ -181,7 +75,7 @@ def attention_vjp(
     q, k, v = lane.detached(q), lane.detached(k), lane.detached(v)
     options = options._replace(bias=lane.detached(bias), sinks=lane.detached(sinks))
     ready = prepare(lane, q, k, v, options, gradient="vjp")
-    chosen = _plan_for(requested(backend), ready.call.cls)
+    chosen = plan_for(requested(backend), ready.call.cls)
     out, lse = chosen.forward(ready.q, ready.k, ready.v, ready.call)
     pullback = _gradients.pullback(lane, chosen, ready, options, (q, k, v), (out, lse))
     out = ready.dims.outward(lane.xp, out)
@@ -225,7 +119,7 @@ def attention_weights(
     lane = lane_of(q)
     _gradients.refuse_recording(lane, "attention_weights", q, k, bias, sinks)
     ready = prepare(lane, q, k, k, options)
-    chosen = _plan_for(requested(backend), ready.call.cls)
+    chosen = plan_for(requested(backend), ready.call.cls)
     weights = chosen.weights(ready.q, ready.k, ready.call)
     return ready.dims._replace(layout="bhsd").outward(lane.xp, weights)
 
@@ -344,7 +238,7 @@ class BoundPlan:
                 "make a plan of its own"
             )
         if gradient is None:
-            return _outward(lane, ready, *self._plan.apply(ready.q, ready.k, ready.v, ready.call))
+            return outward(lane, ready, *self._plan.apply(ready.q, ready.k, ready.v, ready.call))
         out, lse = self._plan.forward(ready.q, ready.k, ready.v, ready.call)
         back = _gradients.pullback(lane, self._plan, ready, given, (q, k, v), (out, lse))
         out = ready.dims.outward(lane.xp, out)
@@ -388,7 +282,7 @@ def plan(
     """
     given = _options("plan", options)
     ready = prepare(lane_of(q), q, k, v, given, gradient="vjp" if gradient else None)
-    return BoundPlan(_plan_for(requested(backend), ready.call.cls), given)
+    return BoundPlan(plan_for(requested(backend), ready.call.cls), given)
 
 
 def _options(caller: str, options: dict[str, Any]) -> Options:

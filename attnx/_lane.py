@@ -72,6 +72,14 @@ class Lane:
         """
         return None
 
+    def steady(self) -> bool:
+        """Whether nothing is switched on that gives a plain call another meaning (autocast).
+
+        It is asked before a kept plan is applied, and not before its `direct`, which knows better
+        what would matter to it.
+        """
+        return True
+
     def detached(self, array: Any) -> Any:
         """The same values, constant to the framework's differentiation."""
         return array

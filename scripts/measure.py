@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import attnx
-from attnx import _fast
+from attnx import _attention
 
 ROUNDS = 15
 PAUSE = 0.02
@@ -48,44 +48,60 @@ def interleaved(
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
-def paired(runs: dict[str, Callable[[], Any]], count: int = 20000) -> dict[str, float]:
-    """Median seconds of single calls taken in turn: a machine's slow spells then hit all alike."""
+def differences(
+    runs: dict[str, Callable[[], Any]], base: str, count: int = 300, rounds: int = 201
+) -> dict[str, float]:
+    """Median of what a call costs beyond `base` in the same round; of `base` its own median."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
-    clock = time.perf_counter
-    for _ in range(count):
+    for _ in range(rounds):
         for name, run in runs.items():
-            start = clock()
-            run()
-            taken[name].append(clock() - start)
-    return {name: statistics.median(values) for name, values in taken.items()}
+            taken[name].append(seconds(run, count))
+    beyond = {
+        name: statistics.median(x - y for x, y in zip(values, taken[base], strict=True))
+        for name, values in taken.items()
+    }
+    return beyond | {base: statistics.median(taken[base])}
+
+
+def _overhead(attention: Any, direct: Any, F: Any, q: Any, k: Any, v: Any) -> str:
+    sdpa = F.scaled_dot_product_attention
+    kernels: dict[str, Callable[[], Any]] = {
+        "numpy": lambda: direct(q, k, v, None, 32, 4, 4),
+        "torch": lambda: sdpa(q, k, v),
+    }
+    # Lambdas: a `partial` with keywords costs 1.5 µs more than the call written out.
+    runs: dict[str, Callable[[], Any]] = {
+        "kernel": kernels[type(q).__module__],
+        "call": lambda: attention(q, k, v, assume_finite=True),
+        "look": lambda: attention(q, k, v),
+        "shape": lambda: q.shape,
+    }
+    took = {name: x * 1e6 for name, x in differences(runs, "kernel").items()}
+    return (
+        f"kernel {took['kernel']:.1f}, overhead {took['call']:.2f}, the look for NaN "
+        f"{took['look'] - took['call']:.1f}; to read a shape takes "
+        f"{took['shape'] + took['kernel']:.2f}"
+    )
 
 
 def overhead() -> None:
     """A call less its kernel called directly, at (1, 2, 4, 8), float32."""
+    import torch
+    import torch.nn.functional as F
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # waking a second one takes as long as the kernel, or twice as long
     print("overhead of a call over its kernel, µs, at (1, 2, 4, 8) float32")
     operands = np.random.default_rng(0).standard_normal((3, 1, 2, 4, 8), dtype=np.float32)
+    attention = attnx.attention
     for name in ("numpy", "torch"):
         q, k, v = (attnx.get_backend(name).lane.from_numpy(x) for x in operands)
-        attnx.attention(q, k, v, assume_finite=True)
-        attnx.attention(q, k, v)
-        kept = [plan for plan in _fast._plans.values() if plan[1].framework == name]
-        apply, cls, mask, scale, _ = next(plan for plan in kept if plan[1].assume_finite)
-        call = _fast.Call(cls, 1, 2, 2, 4, 4, 8, 8, scale, None, mask)
-        runs: dict[str, Callable[[], Any]] = {
-            "kernel": partial(apply, q, k, v, call),
-            "call": partial(attnx.attention, q, k, v, assume_finite=True),
-            "look": partial(attnx.attention, q, k, v),
-        }
-        if name == "torch":
-            import torch.nn.functional as F
-
-            runs["sdpa"] = partial(F.scaled_dot_product_attention, q, k, v)
-        took = paired(runs)
-        base = took.get("sdpa", took["kernel"])
-        print(
-            f"  {name}: kernel {base * 1e6:.2f}, overhead {(took['call'] - base) * 1e6:.2f}, "
-            f"the look for NaN {(took['look'] - took['call']) * 1e6:.2f}"
-        )
+        attention(q, k, v, assume_finite=True)
+        attention(q, k, v)
+        kept = (plan for plan in _attention._plain.values() if plan[2].framework == name)
+        *_, direct = next(plan for plan in kept if plan[2].assume_finite)
+        print(f"  {name}: {_overhead(attention, direct, F, q, k, v)}")
+    torch.set_num_threads(threads)
 
 
 def imports() -> None:

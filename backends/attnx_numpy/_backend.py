@@ -9,6 +9,8 @@ from attnx_numpy import _backward, _forward, _small
 from attnx_numpy._lane import LANE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from attnx.plugin import Call, CallClass
 
 __all__ = ["NumpyBackend"]
@@ -32,6 +34,10 @@ class NumpyBackend(ArrayBackend):
         """Tiles on BLAS; small calls in one piece."""
         upcast = ", upcast a tile at a time" if cls.dtype in ("float16", "bfloat16") else ""
         return f"blas tiles{upcast}; small calls in one piece"
+
+    def direct(self, cls: CallClass) -> Callable[..., Any] | None:
+        """The plainest of small calls, without a record of the call."""
+        return _small.direct(cls)
 
     def forward(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
         """See `attnx.plugin.Backend.forward`."""

@@ -11,6 +11,8 @@ from attnx.plugin import Lane
 
 __all__ = ["LANE", "NumpyLane"]
 
+_ndarray = np.ndarray
+
 
 class NumpyLane(Lane):
     """`numpy.ndarray`, with bfloat16 by ml_dtypes; masked arrays and matrices mean other things."""
@@ -26,7 +28,7 @@ class NumpyLane(Lane):
 
     def fast_key(self, q: Any, k: Any, v: Any) -> Any:
         """Nothing beyond the exact type."""
-        return "numpy" if type(k) is np.ndarray and type(v) is np.ndarray else None
+        return "numpy" if type(k) is _ndarray and type(v) is _ndarray else None
 
     def integers(self, value: Any, like: Any) -> Any:
         """Integers as int64."""

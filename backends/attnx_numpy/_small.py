@@ -7,6 +7,7 @@ are not finite take the blocked kernel, which knows how to keep them apart.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,12 +16,16 @@ from attnx.tiling import Grid, position_offset, visible
 from attnx_numpy._scores import finite
 
 if TYPE_CHECKING:
-    from attnx.plugin import Call
+    from collections.abc import Callable
 
-__all__ = ["forward", "suits"]
+    from attnx.plugin import Call, CallClass
+
+__all__ = ["direct", "forward", "suits"]
 
 SCORES = 1 << 16
 """Most scores of a small call: 256 KB of float32."""
+
+FULL: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
 
 
 def suits(q: Any, k: Any, v: Any, call: Call) -> bool:
@@ -65,6 +70,32 @@ def forward(q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
         total += np.exp(call.sinks.astype(dtype)[:, None, None] - m)
     out = np.matmul(p.reshape(rows), v32).reshape(B, Hq, Lq, call.Dv)
     return _finish(out, m, total, shown, call, q.dtype)
+
+
+def direct(cls: CallClass) -> Callable[..., Any] | None:
+    """Small calls of a class without mask, group or upcast: out, or None to look closer."""
+    if cls.mask is not None or cls.grouped or cls.need_lse or cls.dtype not in FULL:
+        return None
+    dtype, look = FULL[cls.dtype], not cls.assume_finite
+    default = dtype(1 / math.sqrt(cls.D))
+
+    def direct(
+        q: Any, k: Any, v: Any, scale: float | None, scores: int, Lq: int, Lk: int
+    ) -> Any:  # fmt: skip
+        if not 0 < scores <= SCORES:
+            return None
+        with np.errstate(all="ignore"):
+            if look and not finite(q, k, v):
+                return None
+            s = np.matmul(q, k.swapaxes(-1, -2))
+            s *= default if scale is None else dtype(scale)
+            s -= s.max(axis=-1, keepdims=True)
+            np.exp(s, out=s)
+            out = np.matmul(s, v)
+            out /= s.sum(axis=-1, keepdims=True)
+            return out
+
+    return direct
 
 
 def _shown(call: Call) -> Any:

@@ -27,13 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-__all__ = ["LANE", "TorchLane", "autocast_dtype", "is_batched", "transformed"]
+__all__ = [
+    "LANE", "TorchLane", "any_autocast", "autocast_dtype", "is_batched", "transformed",
+]  # fmt: skip
 
 # There is no public way to ask whether vmap, grad or jvp of torch.func is active, nor whether a
 # cotangent is one of `torch.autograd.grad(is_grads_batched=True)`.
 transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
 is_batched: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
-_any_autocast = torch._C._is_any_autocast_enabled
+any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _Tensor = torch.Tensor
@@ -84,7 +86,7 @@ class TorchLane(Lane):
         return q, k, v
 
     def fast_key(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-        """Device and gradient; None where a transform or autocast asks for a longer look.
+        """Device and gradient; None where a transform asks for a longer look.
 
         Every attribute of a tensor costs 100 ns here. Layouts and the devices of k and v are left
         to PyTorch's own checks, which the backend tells as S8.1 says.
@@ -93,12 +95,15 @@ class TorchLane(Lane):
             not type(q) is type(k) is type(v) is _Tensor
             or transformed()
             or forward_ad._current_level >= 0
-            or _any_autocast()
             or _is_compiling()
         ):
             return None
         gradient = _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
         return gradient if q.is_cpu else (q.device, gradient)
+
+    def steady(self) -> bool:
+        """Whether autocast is off."""
+        return not any_autocast()
 
     def detached(self, array: Any) -> Any:
         """A tensor that shares the memory and records nothing."""
@@ -124,7 +129,7 @@ class TorchLane(Lane):
 
     def quiet(self) -> AbstractContextManager[Any]:
         """PyTorch warns of nothing; but autocast must not cast the steps of a kernel (S5.2)."""
-        return _NoAutocast() if _any_autocast() else nullcontext()
+        return _NoAutocast() if any_autocast() else nullcontext()
 
     def vjp(
         self, fn: Callable[..., Any], inputs: Sequence[Any], cotangents: Sequence[Any]
@@ -180,7 +185,7 @@ class TorchLane(Lane):
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
     """The dtype that autocast asks for on a kind of device, or None when it is off."""
-    if not _any_autocast() or not torch.is_autocast_enabled(device_type):
+    if not any_autocast() or not torch.is_autocast_enabled(device_type):
         return None
     return torch.get_autocast_dtype(device_type)
 

@@ -15,6 +15,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from attnx._call import Call, Options, prepare
+from attnx._checks import FLOAT32_MAX
 from attnx._choice import context, process, requested
 from attnx._dispatch import lane_of, make_plan
 from attnx._registry import registry
@@ -38,7 +39,6 @@ _plain: dict[Any, tuple[Any, ...]] = {}
 _plans: dict[tuple[CallClass, Choice], Plan] = {}
 
 _new = tuple.__new__
-HUGE = 1.7976931348623157e308
 DEFAULTS = False, None, False, None
 
 
@@ -191,7 +191,7 @@ def _asked(causal: Any, scale: Any, return_lse: Any, backend: Any) -> Any:
     """
     if (
         not (causal is False or causal is True or type(causal) is str)
-        or not (scale is None or (type(scale) is float and -HUGE <= scale <= HUGE))
+        or not (scale is None or (type(scale) is float and -FLOAT32_MAX <= scale <= FLOAT32_MAX))
         or not (return_lse is False or return_lse is True)
         or not (backend is None or type(backend) is str)
     ):

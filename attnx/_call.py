@@ -215,7 +215,7 @@ def prepare(
     dims = Dims(*_checks.check_shapes(q, k, v, options.layout))
     dtype = _checks.check_dtypes(lane, q, k, v)
     _checks.check_flags(options)
-    scale = _checks.check_scale(options.scale)
+    scale = _checks.check_scale(options.scale, dtype)
     softcap = _checks.check_softcap(options.softcap, dtype)
     mask = _fold_causal(_check_masks.check_mask(lane, options.mask, q, dims), options.causal, dims)
     mask = None if mask is None else _check_masks.check_positions(mask, dims)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from attnx._lane import Lane
 
 __all__ = [
+    "FLOAT32_MAX",
     "check_bias",
     "check_dtypes",
     "check_flags",
@@ -31,6 +32,7 @@ __all__ = [
     "four_axes",
 ]
 
+FLOAT32_MAX = 3.4028234663852886e38
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 AXES = {
     "bhsd": {"q": "(*B, Hq, Lq, D)", "k": "(*B, Hk, Lk, D)", "v": "(*B, Hk, Lk, Dv)"},
@@ -159,13 +161,22 @@ def check_flags(options: Options) -> None:
             raise ArgumentTypeError(f"{name}: expected True or False, got {value!r}")
 
 
-def check_scale(scale: Any) -> float | None:
-    """A finite real scalar, 0 and negatives included, or None (S1.6, S2)."""
+def check_scale(scale: Any, dtype: str) -> float | None:
+    """A finite real scalar, 0 and negatives included, or None (S1.6, S2).
+
+    Finite where the scores are held: frameworks make an error, inf or NaN of a number beyond
+    float32's, each in its own way.
+    """
     if scale is None:
         return None
     number = _real("scale", scale)
     if not math.isfinite(number):
         raise ArgumentError(f"scale: expected a finite number, got {number}")
+    if abs(number) > FLOAT32_MAX and dtype != "float64":
+        raise ArgumentError(
+            f"scale: expected a number within float32's range, {FLOAT32_MAX:.3g}, in which the "
+            f"scores of {dtype} arrays are held, got {number}; multiply q by part of it"
+        )
     return number
 
 

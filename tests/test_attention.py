@@ -85,6 +85,45 @@ def test_the_answers_are_the_same_bits(make: Make) -> None:
             assert np.array_equal(lse, slow[1])
 
 
+def _strided(x: Any) -> Any:
+    return np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2)[..., ::-1]
+
+
+AWKWARD: dict[str, Callable[[Any, Any, Any], tuple[Any, Any, Any]]] = {
+    "strided": lambda q, k, v: (_strided(q), _strided(k), _strided(v)),
+    "nan in v": lambda q, k, v: (q, k, np.where(np.arange(v.shape[2])[:, None] == 2, np.nan, v)),
+    "inf in k": lambda q, k, v: (q, np.where(np.arange(k.shape[2])[:, None] == 1, np.inf, k), v),
+    "nan in q": lambda q, k, v: (np.where(np.arange(q.shape[2])[:, None] == 0, np.nan, q), k, v),
+    "far apart": lambda q, k, v: (q * 1e4, k * 1e4, v),
+    "no keys": lambda q, k, v: (q, k[:, :, :0], v[:, :, :0]),
+    "no queries": lambda q, k, v: (q[:, :, :0], k, v),
+}
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_a_shortcut_gives_what_the_record_of_the_call_gives(
+    name: str, dtype: str, backend: str, make: Make
+) -> None:
+    """Every backend's `direct` on the values and strides that need a closer look."""
+    q, k, v = AWKWARD[name](*make(Lk=9, dtype=dtype, Hk=4))
+    lane = attnx.get_backend(backend).lane
+    arrays = [lane.from_numpy(x.astype(dtype)) for x in (q, k, v)]
+    if name == "strided":
+        arrays = [lane.adopt(x) if backend == "numpy" else lane.from_numpy(x) for x in (q, k, v)]
+    for scale, finite in itertools.product((None, 0.5, -2.0, 1e30), (False, True)):
+        if finite and ("nan" in name or "inf" in name):
+            continue
+        options = {"scale": scale, "assume_finite": finite}
+        attnx.attention(*arrays, **options)
+        assert fast(*arrays, **options)
+        got = lane.to_numpy(attnx.attention(*arrays, **options))
+        number = None if scale is None else np.float64(scale)
+        record = lane.to_numpy(attnx.attention(*arrays, scale=number, assume_finite=finite))
+        np.testing.assert_array_equal(got, record)
+
+
 def test_a_plan_serves_other_sizes_of_its_class(recorder: Any, make: Make) -> None:
     with attnx.use_backend("recorder"):
         attnx.attention(*make(Lq=1, Lk=5), causal="bottom_right")

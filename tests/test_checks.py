@@ -211,6 +211,11 @@ VALUES = cases(
     layout_None=({"layout": None}, "layout: expected 'bhsd' or 'bshd', got None"),
     layout_list=({"layout": ["bhsd"]}, "layout: expected 'bhsd' or 'bshd', got ['bhsd']"),
     scale_nan=({"scale": math.nan}, "scale: expected a finite number, got nan"),
+    scale_beyond=(
+        {"scale": 1e39},
+        "scale: expected a number within float32's range, 3.4e+38, in which the scores of float32 "
+        "arrays are held, got 1e+39; multiply q by part of it",
+    ),
     scale_inf=({"scale": -math.inf}, "scale: expected a finite number, got -inf"),
     scale_huge=({"scale": 10**400}, "scale: expected a number that fits into a float"),
     softcap_0=(

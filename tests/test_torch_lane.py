@@ -171,6 +171,45 @@ def test_autocast_leaves_float64_and_plans_alone() -> None:
     assert attnx.attention(*narrow).dtype is torch.float32
 
 
+@pytest.mark.parametrize("target", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"assume_finite": True}, {"assume_finite": True, "causal": True},
+        {"assume_finite": True, "scale": 0.3}, {"assume_finite": True, "return_lse": True},
+    ],
+    ids=["look", "finite", "causal", "scale", "lse"],
+)  # fmt: skip
+def test_a_plan_kept_before_autocast_answers_as_one_made_under_it(
+    target: torch.dtype, options: dict[str, Any]
+) -> None:
+    """SDPA casts by itself; every other kept plan must not be applied."""
+    arrays = tensors()
+    for _ in range(2):
+        plain = attnx.attention(*arrays, **options)
+    with torch.autocast("cpu", target):
+        kept = attnx.attention(*arrays, **options)
+    cast = attnx.attention(*(x.to(target) for x in arrays), **options)
+    if "return_lse" in options:
+        (plain, _), (kept, lse), (cast, wanted) = plain, kept, cast
+        assert torch.equal(lse, wanted)
+    assert plain.dtype is torch.float32
+    assert kept.dtype is target
+    assert torch.equal(kept, cast)
+
+
+def test_a_value_that_a_cast_makes_infinite_is_isolated_under_autocast() -> None:
+    """Finite in float32 and not in float16: the look must see what SDPA would get."""
+    q, k, v = tensors()
+    v[..., -1, :] = 1e6
+    for _ in range(2):
+        attnx.attention(q, k, v, causal=True)
+    with torch.autocast("cpu", torch.float16):
+        kept = attnx.attention(q, k, v, causal=True)
+    assert kept[..., :-1, :].isfinite().all()
+    assert torch.equal(kept, attnx.attention(q.half(), k.half(), v.half(), causal=True))
+
+
 # What is refused ---------------------------------------------------------------------------------
 
 

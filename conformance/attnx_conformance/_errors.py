@@ -128,6 +128,7 @@ class BackwardErrors:
         dS = np.abs(finite(t.dS))
         self.E_dS = self.B_P * np.abs(slack) + f.P * p.g(Dv) * absolute
         self.E_dS += f.P * p.u_a * np.abs(finite(t.d_lse))[..., None] + (p.u_p + 3 * p.u_a) * dS
+        self.E_dS += p.tiny * t.visible * np.abs(slack)  # P itself may flush to 0 (S5.3)
         self.E_raw, self.P_raw = self.E_dS, f.P
         if t.softcap is not None:
             tanh = np.tanh(finite(t.raw) / t.softcap)

@@ -199,6 +199,7 @@ def _dsinks(b: BackwardErrors, dsinks: Floats, p_sinks: Precision) -> Bound:
     inner = np.abs(finite(t.d_lse - t.delta))
     terms = t.grid.N * t.grid.Lq
     error = p_sink * (relative * inner + b.e_delta + (p.g(terms) + 3 * p.u_a) * inner)
+    error += p.tiny * inner
     limit = finite(error).sum(axis=(0, 2)) + p_sinks.u_w * np.abs(finite(dsinks))
     either = any_of(b.rows_either, (0, 2))
     return Bound(C * limit + p_sinks.eta + terms * p.tiny, either, p_sinks.overflow)

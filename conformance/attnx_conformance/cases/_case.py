@@ -162,7 +162,7 @@ class Recipe:
         return arrays
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """One thing that every backend must get right.
 

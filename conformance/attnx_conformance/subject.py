@@ -1,0 +1,256 @@
+"""What the suite examines: a registered backend, or a plain function that nobody registered.
+
+Both are asked through the same few methods, in NumPy-free terms: arrays of the subject's own
+framework go in and come out. What a subject must do and what it must refuse follows from its
+`Capabilities` alone, so that a new one adds no test code: what it declares must be right, and what
+it does not declare must raise `UnsupportedError`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import numpy as np
+
+import attnx
+from attnx.masks import Mask, map_leaves
+from attnx.plugin import MASK_KINDS, Capabilities, Lane
+
+from ._marshal import NotApplicableError
+from ._visibility import Grid, visibility
+from ._witness import Witness
+
+__all__ = ["FEATURES", "BackendSubject", "FunctionSubject", "Subject", "resolve"]
+
+FEATURES = frozenset({
+    "causal", "causal_top_left", "causal_bottom_right", "mask", "bias", "scale", "softcap", "sinks",
+    "lse", "gqa", "gradients", "mask_objects",
+})  # fmt: skip
+"""What `FunctionSubject(supports=...)` may name."""
+
+
+class Subject:
+    """One thing under examination.
+
+    Attributes:
+        name: as reports say it.
+        spec: `"backend:NAME"` or `"function:MODULE:CALLABLE"`, from which `resolve` makes it again
+            in another process.
+        lane: the framework of its arrays.
+        capabilities: what it declares.
+        ways: how its gradients can be asked for: "vjp" by an explicit pullback, "framework" by the
+            framework's own differentiation.
+        layouts: the layouts that it takes.
+        has_weights: whether it gives the probabilities.
+        refuses: whether it must itself refuse what it does not declare; a plain function is simply
+            not asked.
+    """
+
+    name: str
+    spec: str
+    lane: Lane
+    capabilities: Capabilities
+    ways: tuple[str, ...]
+    layouts: tuple[str, ...] = ("bhsd", "bshd")
+    has_weights: ClassVar[bool] = False
+    refuses: ClassVar[bool] = False
+
+    def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
+        """As `attnx.attention`."""
+        raise NotImplementedError
+
+    def attention_vjp(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
+        """As `attnx.attention_vjp`."""
+        raise NotImplementedError
+
+    def attention_weights(self, q: Any, k: Any, **options: Any) -> Any:
+        """As `attnx.attention_weights`; only where `has_weights`."""
+        raise NotImplementedError
+
+    def watched(self) -> AbstractContextManager[Witness | None]:
+        """Count what really reaches the code under examination."""
+        return nullcontext()
+
+
+class BackendSubject(Subject):
+    """A registered backend, called by its name through the public API."""
+
+    has_weights = True
+    refuses = True
+
+    def __init__(self, name: str) -> None:
+        backend = attnx.get_backend(name)
+        self.name, self.spec = backend.name, f"backend:{backend.name}"
+        self.lane, self.capabilities = backend.lane, backend.capabilities
+        self.ways = ("vjp",) if self.lane.vjp is None else ("vjp", "framework")
+
+    def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
+        """By the backend, whatever the environment asks for."""
+        return attnx.attention(q, k, v, **options, backend=self.name)
+
+    def attention_vjp(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
+        """Alike."""
+        return attnx.attention_vjp(q, k, v, **options, backend=self.name)
+
+    def attention_weights(self, q: Any, k: Any, **options: Any) -> Any:
+        """Alike."""
+        return attnx.attention_weights(q, k, **options, backend=self.name)
+
+    def watched(self) -> AbstractContextManager[Witness | None]:
+        """Every plan that names the backend is wrapped, so that nothing else can do its work."""
+        return Witness(self.name)
+
+
+class FunctionSubject(Subject):
+    """A plain function `fn(q, k, v, **options) -> out`, or `(out, lse)` with `return_lse=True`.
+
+    It gets only the options that `supports` names. Masks come as one boolean array of the
+    function's framework, True = visible, that broadcasts to (*B, Hq, Lq, Lk); with
+    `"mask_objects"` they come as attnx's own. A call that asks for something it does not support
+    is never made: it does not apply.
+
+    Args:
+        fn: the function.
+        name: as reports say it.
+        framework: the name of a registered backend whose arrays it takes.
+        layout: "bhsd" or "bshd"; or both, and it is told by `layout=`.
+        dtypes: names of the dtypes that it takes.
+        supports: some of `FEATURES`. "causal" passes `causal=True`, "top_left" or "bottom_right";
+            the two others pass `causal=True`, and the other alignment of a rectangular call as a
+            mask.
+        vjp: its own pullback maker, as `attnx.attention_vjp`; else the framework differentiates.
+        isolation: "full" where it keeps NaN in unseen keys from the rows that do not see them.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        name: str = "",
+        framework: str = "numpy",
+        layout: str | tuple[str, ...] = "bhsd",
+        dtypes: Iterable[str] = ("float32",),
+        supports: Collection[str] = (),
+        vjp: Callable[..., Any] | None = None,
+        isolation: str = "none",
+        spec: str = "",
+    ) -> None:
+        unknown = sorted(set(supports) - FEATURES)
+        if unknown:
+            raise ValueError(
+                f"supports: unknown {', '.join(unknown)}; known: {', '.join(sorted(FEATURES))}"
+            )
+        self.fn, self.vjp, self.supports = fn, vjp, frozenset(supports)
+        self.name = name or getattr(fn, "__name__", type(fn).__name__)
+        self.spec, self.layouts = spec, (layout,) if isinstance(layout, str) else layout
+        self.lane = attnx.get_backend(framework).lane
+        self.ways = self._ways()
+        self.capabilities = self._declared(frozenset(dtypes), isolation)
+
+    def _ways(self) -> tuple[str, ...]:
+        if "gradients" not in self.supports:
+            return ()
+        own = ("vjp",) if self.vjp is not None else ()
+        return own + (("framework",) if self.lane.vjp is not None else ())
+
+    def _declared(self, dtypes: frozenset[str], isolation: str) -> Capabilities:
+        has = self.supports
+        causal = {"causal", "causal_top_left", "causal_bottom_right"} & has
+        every = "mask" in has or "mask_objects" in has
+        masks = MASK_KINDS if every else frozenset({"causal"} if causal else ())
+        return Capabilities(
+            dtypes=dtypes, masks=masks, gqa="gqa" in has, bias="bias" in has,
+            softcap="softcap" in has, sinks="sinks" in has, lse="lse" in has,
+            gradient=bool(self.ways), bias_gradient="bias" in has,
+            sinks_gradient="sinks" in has, lse_gradient="lse" in has, isolation=isolation,
+        )  # fmt: skip
+
+    def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
+        """The function's answer for the options that it takes.
+
+        Raises:
+            NotApplicableError: the call needs what it does not support.
+        """
+        return self.fn(q, k, v, **self._translated(q, k, options))
+
+    def attention_vjp(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
+        """By its own pullback maker."""
+        if self.vjp is None:
+            raise NotApplicableError(f"{self.name} has no pullback of its own")
+        return self.vjp(q, k, v, **self._translated(q, k, options))
+
+    def _translated(self, q: Any, k: Any, options: dict[str, Any]) -> dict[str, Any]:
+        given = {n: x for n, x in options.items() if x is not None and n != "assume_finite"}
+        layout = given.pop("layout", self.layouts[0])
+        if len(self.layouts) > 1:
+            given["layout"] = layout
+        causal, mask = given.pop("causal", False), given.pop("mask", None)
+        if given.pop("return_lse", False):
+            if "lse" not in self.supports:
+                raise NotApplicableError(f"{self.name} gives no lse")
+            given["return_lse"] = True
+        for name in ("bias", "scale", "softcap", "sinks"):
+            if name in given and name not in self.supports:
+                raise NotApplicableError(f"{self.name} takes no {name}")
+        return given | self._masks(q, k, causal, mask, layout)
+
+    def _masks(self, q: Any, k: Any, causal: Any, mask: Any, layout: str) -> dict[str, Any]:
+        if "mask_objects" in self.supports:
+            return {"causal": causal} | ({} if mask is None else {"mask": mask})
+        axis = -2 if layout == "bhsd" or len(q.shape) == 2 else -3
+        square = q.shape[axis] == k.shape[axis]
+        passed: dict[str, Any] = {}
+        # An alignment may depend on the mask's own lengths (S3.5), which a function does not know.
+        if not isinstance(mask, Mask) and causal is not False and self._takes(causal, square):
+            passed["causal"] = causal if "causal" in self.supports else True
+            causal = False
+        if causal is False and mask is None:
+            return passed
+        if "mask" not in self.supports:
+            raise NotApplicableError(f"{self.name} takes no mask")
+        if causal is False and not isinstance(mask, Mask):
+            return passed | {"mask": mask}
+        return passed | {"mask": self.lane.from_numpy(self._expanded(q, k, causal, mask, layout))}
+
+    def _expanded(self, q: Any, k: Any, causal: Any, mask: Any, layout: str) -> Any:
+        """The mask as one boolean array (*B, Hq, Lq, Lk), by the oracle's own reading."""
+        rows, heads = (-2, -3) if layout == "bhsd" else (-3, -2)
+        flat = len(q.shape) == 2
+        batch = () if flat else tuple(q.shape[:-3])
+        Lq, Lk = (q.shape[0], k.shape[0]) if flat else (q.shape[rows], k.shape[rows])
+        grid = Grid(batch, 1 if flat else q.shape[heads], Lq, Lk, len(q.shape))
+        if isinstance(mask, Mask):
+            mask = map_leaves(mask, lambda _node, _field, leaf: self._leaf(leaf))
+        elif mask is not None:
+            mask = self.lane.to_numpy(mask)
+        return np.ascontiguousarray(visibility(mask, causal, None, grid).reshape(grid.full))
+
+    def _leaf(self, leaf: Any) -> Any:
+        return self.lane.to_numpy(leaf) if self.lane.owns(leaf) else leaf
+
+    def _takes(self, causal: Any, square: bool) -> bool:
+        if "causal" in self.supports:
+            return True
+        aligned = {"causal_top_left", "causal_bottom_right"} & self.supports
+        return bool(aligned) and (square or f"causal_{causal}" in aligned)
+
+
+def resolve(spec: str) -> Subject:
+    """A subject from its text.
+
+    Raises:
+        ValueError: it is of no known form, or names nothing.
+    """
+    form, _, rest = spec.partition(":")
+    if form == "backend":
+        return BackendSubject(rest)
+    if form == "function":
+        module, _, attribute = rest.partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+        return found if isinstance(found, Subject) else FunctionSubject(found, spec=spec)
+    raise ValueError(
+        f"subject: expected 'backend:NAME' or 'function:MODULE:CALLABLE', got {spec!r}"
+    )

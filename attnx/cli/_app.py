@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from attnx.cli._compare import compare
+from attnx.cli._conformance import suite
 from attnx.cli._explain import explain
 from attnx.cli._listing import backends, doctor
 from attnx.cli._options import CausalCommand
@@ -25,6 +26,7 @@ app.command()(backends)
 app.command(cls=CausalCommand)(explain)
 app.command()(doctor)
 app.command(cls=CausalCommand)(compare)
+app.add_typer(suite, name="conformance")
 
 
 def _print_version(wanted: bool) -> None:

@@ -19,7 +19,15 @@ from attnx.plugin import Lane
 
 from .cases import Inputs
 
-__all__ = ["Arguments", "NotApplicableError", "in_layout", "marshal", "same_bytes", "view_of"]
+__all__ = [
+    "Arguments",
+    "NotApplicableError",
+    "adapted",
+    "in_layout",
+    "marshal",
+    "same_bytes",
+    "view_of",
+]
 
 Array = NDArray[Any]
 OPERANDS = ("q", "k", "v", "d_out", "d_lse", "bias", "sinks")
@@ -66,6 +74,19 @@ def in_layout(inputs: Inputs, layout: str) -> Inputs:
     if inputs.d_lse is not None:
         moved["d_lse"] = np.swapaxes(inputs.d_lse, -1, -2)
     return replace(inputs, **moved)
+
+
+def adapted(inputs: Inputs, lacks: frozenset[str]) -> Inputs:
+    """The same inputs, in bhsd, for a subject that lacks "gqa" or "lse_gradient".
+
+    Most cases have groups and a cotangent of lse beside what they are about. For one who declares
+    neither, every head gets keys of its own, and lse stays without a cotangent.
+    """
+    if "gqa" in lacks and inputs.q.ndim > 2:
+        g = inputs.q.shape[-3] // max(1, inputs.k.shape[-3])
+        k, v = (np.repeat(x, g, axis=-3) for x in (inputs.k, inputs.v))
+        inputs = replace(inputs, k=k, v=v)
+    return replace(inputs, d_lse=None) if "lse_gradient" in lacks else inputs
 
 
 def marshal(inputs: Inputs, lane: Lane) -> Arguments:

@@ -43,6 +43,11 @@ class Witness:
     def __exit__(self, *error: object) -> None:
         attnx.unregister(f"attnx-conformance-{self.backend}")
 
+    def notes(self) -> dict[str, Any]:
+        """Counts and ledger in plain values."""
+        ledger = {axis: sorted(map(str, values)) for axis, values in self.ledger.items()}
+        return {"calls": dict(self.calls), "ledger": ledger}
+
     @hookimpl
     def attnx_planned(self, plan: Any) -> None:
         """Wrap what a new plan runs, if it runs the backend."""

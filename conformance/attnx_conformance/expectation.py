@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from ._marshal import in_layout
+from ._marshal import adapted, in_layout
 from .cases import Case
 from .judgement import Bound
 from .oracle import Reference, reference
 from .plain import plain
 from .tolerance import Bounds, bounds
 
-__all__ = ["Expectation", "expectation"]
+__all__ = ["Expectation", "expectation", "worse_than_plain"]
 
 _HALF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 _FLOOR = {"float16": 2.0**-24, "bfloat16": 2.0**-126}
@@ -83,29 +83,53 @@ class Expectation:
         """
         if name not in self.yardstick or name == "lse":
             return ""
-        truth = self.truth(name)
-        own, plainly = (
-            np.where(np.isfinite(x), x, np.nan)
-            for x in (actual.astype(np.float64), self.yardstick[name].astype(np.float64))
-        )
-        use = np.isfinite(own) & np.isfinite(plainly) & np.isfinite(truth)
-        if not use.any():
-            return ""
-        error, allowed = (_rms(x[use] - truth[use]) for x in (own, plainly))
-        if allowed > 0:
-            allowed *= _luck(_sample(plainly[use] - truth[use]))
-        allowed += _HALF[self.dtype] * _rms(truth[use]) + _FLOOR[self.dtype]
-        # The accumulator's own errors are (a)'s to judge: (c) is about the 16-bit roundings.
-        allowed += _rms(getattr(self.accumulated, name).limit[use])
-        if error <= allowed:
-            return ""
-        return f"RMS error {error:.3g}, the plain computation allows {allowed:.3g}"
+        floor = getattr(self.accumulated, name).limit
+        return worse_than_plain(actual, self.truth(name), self.yardstick[name], floor, self.dtype)
+
+
+def worse_than_plain(actual: Any, truth: Any, plainly: Any, accumulated: Any, dtype: str) -> str:
+    """Condition (c) on arrays alone; what is wrong, or "".
+
+    Args:
+        actual: what is judged.
+        truth: the exact values.
+        plainly: the plain computation's.
+        accumulated: the bound of the accumulator's own errors.
+        dtype: "float16" or "bfloat16".
+    """
+    own, yardstick = (
+        np.where(np.isfinite(x), x, np.nan)
+        for x in (actual.astype(np.float64), plainly.astype(np.float64))
+    )
+    use = np.isfinite(own) & np.isfinite(yardstick) & np.isfinite(truth)
+    if not use.any():
+        return ""
+    error, allowed = (_rms(x[use] - truth[use]) for x in (own, yardstick))
+    if allowed > 0:
+        allowed *= _luck(_sample(yardstick[use] - truth[use]))
+    allowed += _HALF[dtype] * _rms(truth[use]) + _FLOOR[dtype]
+    # The accumulator's own errors are (a)'s to judge: (c) is about the 16-bit roundings.
+    allowed += _rms(accumulated[use])
+    if error <= allowed:
+        return ""
+    return f"RMS error {error:.3g}, the plain computation allows {allowed:.3g}"
 
 
 @lru_cache(maxsize=64)
-def expectation(case: Case, dtype: str, layout: str, seed: int, scores: str) -> Expectation:
-    """What a case expects of every subject with this tier of scores."""
-    inputs = in_layout(case.inputs(dtype, seed), layout)
+def expectation(
+    case: Case, dtype: str, layout: str, seed: int, scores: str, lacks: frozenset[str] = frozenset()
+) -> Expectation:
+    """What a case expects of every subject with this tier of scores.
+
+    Args:
+        case: the case.
+        dtype: of q, k and v.
+        layout: "bhsd" or "bshd".
+        seed: of the inputs.
+        scores: `Capabilities.scores`.
+        lacks: what the inputs were adapted to (see `adapted`).
+    """
+    inputs = in_layout(adapted(case.inputs(dtype, seed), lacks), layout)
     options = {k: v for k, v in case.options.items() if k != "assume_finite"}
     expected = reference(
         inputs.q, inputs.k, inputs.v, mask=inputs.mask, bias=inputs.bias, sinks=inputs.sinks,

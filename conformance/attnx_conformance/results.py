@@ -41,7 +41,8 @@ class Result:
         ids: known faults that it would have caught.
         dtype: of q, k and v.
         layout: "bhsd" or "bshd".
-        way: "vjp", "framework" or None, how gradients were asked for.
+        way: "vjp", "framework" or None, how gradients were asked for; "vectors" where results were
+            handed in as files.
         seed: of the inputs.
         verdict: one of `VERDICTS`.
         detail: one line for a person; a traceback where it crashed.
@@ -70,7 +71,12 @@ class Result:
 
     @property
     def command(self) -> str:
-        """What repeats this trial alone."""
+        """What repeats this trial alone; of vectors, what writes its file again."""
+        if self.way == "vectors":
+            return (
+                f"attnx conformance export vectors --case {self.case} --dtype {self.dtype} "
+                f"--seed {self.seed}"
+            )
         return (
             f"attnx conformance {self.subject} --case {self.case} --dtype {self.dtype} "
             f"--layout {self.layout} --seed {self.seed}"

@@ -17,7 +17,7 @@ import numpy as np
 from attnx.errors import UnsupportedError
 from attnx.plugin import mask_kinds
 
-from ._marshal import Arguments, NotApplicableError, in_layout, marshal, same_bytes
+from ._marshal import Arguments, NotApplicableError, adapted, in_layout, marshal, same_bytes
 from .cases import Case, Inputs
 from .expectation import Expectation, expectation
 from .judgement import judge
@@ -105,11 +105,14 @@ class _Trial:
         self.ratios: dict[str, float] = {}
 
     def run(self, seed: int) -> Outcome:
-        inputs = in_layout(self.case.inputs(self.dtype, seed), self.layout)
         has = self.subject.capabilities
+        given = self.case.inputs(self.dtype, seed)
+        lacking = self._adapts(given)
+        inputs = in_layout(adapted(given, lacking), self.layout)
         if self.layout not in self.subject.layouts and inputs.q.ndim > 2:
             raise NotApplicableError(f"it takes {' and '.join(self.subject.layouts)} alone")
-        if "isolation" in self.case.needs and has.isolation != "full":
+        poisoned = "S4.1" in self.case.clauses and has.isolation == "none"
+        if poisoned or ("isolation" in self.case.needs and has.isolation != "full"):
             raise NotApplicableError(f"declares isolation={has.isolation!r}")
         if self.gradients is not None and self.gradients not in self.subject.ways:
             if self.subject.refuses:
@@ -120,7 +123,7 @@ class _Trial:
         lacks = self._lacks(inputs)
         if lacks:
             return self._refuses(lambda: self._attention(args), lacks)
-        expected = expectation(self.case, self.dtype, self.layout, seed, has.scores)
+        expected = expectation(self.case, self.dtype, self.layout, seed, has.scores, lacking)
         self._forward(args, expected)
         lacks = self._lacks_gradient(inputs)
         if self.gradients is not None and not lacks:
@@ -132,7 +135,17 @@ class _Trial:
             return self._refuses(lambda: self._vjp(args, inputs), lacks)
         return Outcome("passed", "", self.ratios)
 
-    # What the backend declares
+    # What the subject declares
+
+    def _adapts(self, inputs: Inputs) -> frozenset[str]:
+        """What the inputs leave out for this subject; a case about that very thing stays whole."""
+        has = self.subject.capabilities
+        lacks = set()
+        if not has.gqa and "S1.3" not in self.case.clauses:
+            lacks.add("gqa")
+        if inputs.d_lse is not None and not has.lse_gradient and "lse" not in self.case.name:
+            lacks.add("lse_gradient")
+        return frozenset(lacks)
 
     def _lacks(self, inputs: Inputs) -> list[str]:
         has, options = self.subject.capabilities, self.case.options

@@ -9,13 +9,16 @@ it does not declare must raise `UnsupportedError`.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlencode
 
 import numpy as np
 
 import attnx
+from attnx.errors import ArgumentError
 from attnx.masks import Mask, map_leaves
 from attnx.plugin import MASK_KINDS, Capabilities, Lane
 
@@ -23,7 +26,7 @@ from ._marshal import NotApplicableError
 from ._visibility import Grid, visibility
 from ._witness import Witness
 
-__all__ = ["FEATURES", "BackendSubject", "FunctionSubject", "Subject", "resolve"]
+__all__ = ["FEATURES", "BackendSubject", "FunctionSubject", "Subject", "function_spec", "resolve"]
 
 FEATURES = frozenset({
     "causal", "causal_top_left", "causal_bottom_right", "mask", "bias", "scale", "softcap", "sinks",
@@ -140,9 +143,12 @@ class FunctionSubject(Subject):
     ) -> None:
         unknown = sorted(set(supports) - FEATURES)
         if unknown:
-            raise ValueError(
+            raise ArgumentError(
                 f"supports: unknown {', '.join(unknown)}; known: {', '.join(sorted(FEATURES))}"
             )
+        if isolation not in ("full", "unseen", "none"):
+            raise ArgumentError(f"isolation: expected full, unseen or none, got {isolation!r}")
+        _check_signature(fn, supports, not isinstance(layout, str))
         self.fn, self.vjp, self.supports = fn, vjp, frozenset(supports)
         self.name = name or getattr(fn, "__name__", type(fn).__name__)
         self.spec, self.layouts = spec, (layout,) if isinstance(layout, str) else layout
@@ -238,19 +244,79 @@ class FunctionSubject(Subject):
         return bool(aligned) and (square or f"causal_{causal}" in aligned)
 
 
+KEYWORDS = {
+    "causal_top_left": "causal", "causal_bottom_right": "causal", "mask_objects": "mask",
+    "lse": "return_lse",
+}  # fmt: skip
+"""Features that a function takes under another name; the others bear their own."""
+
+
+def _check_signature(fn: Any, supports: Collection[str], layout: bool) -> None:
+    """Whether a function can be called with what it is said to support."""
+    names = {KEYWORDS.get(name, name) for name in supports} - {"gqa", "gradients"}
+    names |= {"layout"} if layout else set()
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # a built-in tells nothing
+        return
+    try:
+        signature.bind(None, None, None, **dict.fromkeys(sorted(names)))
+    except TypeError as error:
+        keywords = "".join(f", {name}=..." for name in sorted(names))
+        raise ArgumentError(
+            f"function: expected one that can be called as fn(q, k, v{keywords}), "
+            f"got {getattr(fn, '__name__', fn)}{signature}: {error}"
+        ) from None
+
+
+def function_spec(
+    text: str, *, framework: str, layouts: Iterable[str], dtypes: Iterable[str],
+    supports: Iterable[str], isolation: str,
+) -> str:  # fmt: skip
+    """The `spec` of a plain function `"MODULE:CALLABLE"` and what it can do."""
+    options = {
+        "framework": framework, "layouts": ",".join(layouts), "dtypes": ",".join(dtypes),
+        "supports": ",".join(supports), "isolation": isolation,
+    }  # fmt: skip
+    return f"function:{text}?{urlencode(options)}"
+
+
 def resolve(spec: str) -> Subject:
-    """A subject from its text.
+    """A subject from its text: `"backend:NAME"`, or what `function_spec` makes.
 
     Raises:
-        ValueError: it is of no known form, or names nothing.
+        ArgumentError: it is of no known form, or names nothing.
     """
     form, _, rest = spec.partition(":")
     if form == "backend":
         return BackendSubject(rest)
-    if form == "function":
-        module, _, attribute = rest.partition(":")
-        found = getattr(importlib.import_module(module), attribute)
-        return found if isinstance(found, Subject) else FunctionSubject(found, spec=spec)
-    raise ValueError(
-        f"subject: expected 'backend:NAME' or 'function:MODULE:CALLABLE', got {spec!r}"
-    )
+    text, _, query = rest.partition("?")
+    found = _import(text)
+    if isinstance(found, Subject):
+        return found
+    options = {name: values[0] for name, values in parse_qs(query).items()}
+    listed = {
+        name: tuple(options.pop(name, default).split(","))
+        for name, default in (("layouts", "bhsd"), ("dtypes", "float32"), ("supports", ""))
+    }
+    layouts = listed.pop("layouts")
+    supports = tuple(name for name in listed.pop("supports") if name)
+    return FunctionSubject(
+        found, layout=layouts[0] if len(layouts) == 1 else layouts, spec=spec,
+        supports=supports, dtypes=listed["dtypes"], **options,
+    )  # fmt: skip
+
+
+def _import(text: str) -> Any:
+    module, _, attribute = text.partition(":")
+    if not (module and attribute):
+        raise ArgumentError(f"function: expected MODULE:CALLABLE, got {text!r}")
+    try:
+        found: Any = importlib.import_module(module)
+        for name in attribute.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as error:
+        raise ArgumentError(f"function: cannot import {text!r}: {error}") from error
+    if not (callable(found) or isinstance(found, Subject)):
+        raise ArgumentError(f"function: {text} is a {type(found).__name__}, not a function")
+    return found

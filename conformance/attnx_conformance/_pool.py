@@ -1,0 +1,240 @@
+"""Worker processes: a segmentation fault, an endless loop or an exit is a verdict on one case.
+
+Each worker is asked for one trial at a time, by a line on its standard input, and answers by a line
+on a pipe of its own: what the code under examination prints cannot be taken for an answer. When a
+worker dies or is silent too long, the trial that it had gets the verdict, and another takes its
+place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from attnx.errors import UnavailableBackend
+
+from .results import Result
+
+__all__ = ["Pool", "Task"]
+
+START = 300.0
+"""Seconds that a worker may take to import its framework."""
+
+
+class Task(NamedTuple):
+    """A trial by its names, and what its result has to carry."""
+
+    case: str
+    dtype: str
+    layout: str
+    way: str | None
+    seed: int
+    profile: str
+    clauses: tuple[str, ...]
+    ids: tuple[str, ...]
+
+
+class Pool:
+    """Runs tasks on one subject.
+
+    Attributes:
+        route: what the workers' witnesses saw: `{"calls": {...}, "ledger": {...}}`.
+    """
+
+    def __init__(self, spec: str, jobs: int, timeout: float) -> None:
+        self.spec, self.jobs, self.timeout = spec, max(1, jobs), timeout
+        self._calls: Counter[str] = Counter()
+        self._ledger: defaultdict[str, set[str]] = defaultdict(set)
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+
+    @property
+    def route(self) -> dict[str, Any]:
+        """The witnesses' notes, joined."""
+        if not self._calls:
+            return {}
+        ledger = {axis: sorted(values) for axis, values in sorted(self._ledger.items())}
+        return {"calls": dict(self._calls), "ledger": ledger}
+
+    def run(self, tasks: Sequence[Task], subject: str) -> Iterator[Result]:
+        """Results as they come. Leaving the loop early, or an interrupt, ends every worker."""
+        waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        done: queue.SimpleQueue[Result | BaseException | None] = queue.SimpleQueue()
+        for task in tasks:
+            waiting.put(task)
+        jobs = min(self.jobs, len(tasks))
+        threads = [
+            threading.Thread(target=self._serve, args=(waiting, done, subject), daemon=True)
+            for _ in range(jobs)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            while jobs:
+                made = done.get()
+                if made is None:
+                    jobs -= 1
+                elif isinstance(made, BaseException):
+                    raise made
+                else:
+                    yield made
+        finally:
+            self._stop.set()
+            for thread in threads:
+                thread.join()
+
+    def _serve(self, waiting: Any, done: Any, subject: str) -> None:
+        worker: _Worker | None = None
+        try:
+            while not self._stop.is_set():
+                try:
+                    task = waiting.get_nowait()
+                except queue.Empty:
+                    break
+                if worker is None:
+                    worker = _Worker(self.spec, self.jobs, self._stop)
+                answer = worker.ask(task, self.timeout)
+                done.put(_result(task, subject, answer))
+                if not worker.alive:
+                    worker = None
+            if worker is not None:
+                self._note(worker.finish())
+        except BaseException as error:
+            done.put(error)
+        finally:
+            if worker is not None:
+                worker.kill()
+            done.put(None)
+
+    def _note(self, route: dict[str, Any]) -> None:
+        with self._lock:
+            self._calls.update(route.get("calls", {}))
+            for axis, values in route.get("ledger", {}).items():
+                self._ledger[axis].update(values)
+
+
+def _environment(jobs: int) -> dict[str, str]:
+    """The caller's, with its cores shared out: OpenMP's threads spin, and would starve each other.
+
+    What the caller has chosen stays.
+    """
+    share = str(max(1, (os.cpu_count() or 1) // jobs))
+    return {"OMP_NUM_THREADS": share, "MKL_NUM_THREADS": share, **os.environ}
+
+
+def _result(task: Task, subject: str, answer: dict[str, Any]) -> Result:
+    return Result(
+        subject=subject, case=task.case, profile=task.profile, clauses=task.clauses, ids=task.ids,
+        dtype=task.dtype, layout=task.layout, way=task.way, seed=task.seed,
+        verdict=answer["verdict"], detail=answer["detail"], ratios=answer.get("ratios", {}),
+        seconds=answer.get("seconds", 0.0),
+    )  # fmt: skip
+
+
+class _Worker:
+    """One process and the pipe on which it answers."""
+
+    def __init__(self, spec: str, jobs: int, stop: threading.Event) -> None:
+        self._stop = stop
+        read, write = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "attnx_conformance._worker", spec, str(write)],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                pass_fds=(write,), start_new_session=True, env=_environment(jobs),
+            )  # fmt: skip
+        finally:
+            os.close(write)
+        self._answers = os.fdopen(read, "rb", buffering=0)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._answers, selectors.EVENT_READ)
+        self._buffer, self._closed = b"", False
+        self.alive = True
+        ready = self._line(START)
+        if ready is None:
+            told = self._last_words() if self._closed else f"silent for {START:g} s"
+            self.kill()
+            raise UnavailableBackend(f"{spec}: a worker did not start: {told}")
+        if "error" in ready:
+            self.kill()
+            raise UnavailableBackend(f"{spec}: {ready['error']}")
+
+    def ask(self, task: Task, timeout: float) -> dict[str, Any]:
+        """The answer to one task; a verdict of its own where there is none."""
+        start = time.perf_counter()
+        try:
+            self._send({"task": task[:5]})
+            answer = self._line(timeout)
+        except BrokenPipeError:
+            answer, self._closed = None, True
+        if answer is not None:
+            return answer
+        detail = self._last_words() if self._closed else f"no answer in {timeout:g} s"
+        self.kill()
+        seconds = time.perf_counter() - start
+        return {"verdict": "crashed", "detail": detail, "seconds": seconds}
+
+    def finish(self) -> dict[str, Any]:
+        """The witness's notes; the process ends."""
+        try:
+            self._send({"finish": True})
+            return self._line(START) or {}
+        except BrokenPipeError:
+            return {}
+
+    def kill(self) -> None:
+        """End the process and whatever it started."""
+        self.alive = False
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        self._selector.close()
+        self._answers.close()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        stdin = self._process.stdin
+        if stdin is None:
+            raise BrokenPipeError
+        stdin.write(json.dumps(message).encode() + b"\n")
+        stdin.flush()
+
+    def _line(self, timeout: float) -> dict[str, Any] | None:
+        """The next line, or None when the process ended, hung, or the run is being stopped."""
+        until = time.monotonic() + timeout
+        while b"\n" not in self._buffer:
+            left = until - time.monotonic()
+            if left <= 0 or self._stop.is_set():
+                return None
+            if self._selector.select(min(left, 0.5)):
+                chunk = self._answers.read(1 << 16)
+                if not chunk:
+                    self._closed = True
+                    return None
+                self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        made: dict[str, Any] = json.loads(line)
+        return made
+
+    def _last_words(self) -> str:
+        code = self._process.wait()
+        if code >= 0:
+            return f"the process ended with status {code}"
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = str(-code)
+        return f"the process was killed by {name}"

@@ -1,0 +1,81 @@
+"""The child's side of a run: one subject, one trial at a time.
+
+Standard output and error belong to the code under examination; answers go through a pipe of their
+own, whose number is the second argument.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import time
+import traceback
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from ._items import find
+from .subject import Subject, resolve
+
+__all__ = ["main", "trial", "wide_types"]
+
+
+def main(arguments: list[str]) -> None:
+    """Serve tasks until the parent says to finish, or goes away."""
+    spec, number = arguments
+    with os.fdopen(int(number), "w", encoding="utf-8") as answers:
+
+        def answer(message: dict[str, Any]) -> None:
+            answers.write(json.dumps(message) + "\n")
+            answers.flush()
+
+        try:
+            subject = resolve(spec)
+        except Exception as error:
+            answer({"error": f"{type(error).__name__}: {error}"})
+            return
+        with subject.watched() as witness:
+            answer({"ready": True})
+            for line in sys.stdin:
+                message = json.loads(line)
+                if "finish" in message:
+                    break
+                answer(trial(subject, witness, *message["task"]))
+            answer({} if witness is None else witness.notes())
+
+
+def trial(
+    subject: Subject, witness: Any, case: str, dtype: str, layout: str, way: str | None, seed: int
+) -> dict[str, Any]:
+    """One trial as a record of plain values."""
+    start = time.perf_counter()
+    before = 0 if witness is None else witness.calls.total()
+    with wide_types(subject, dtype):
+        try:
+            got = find(case).examine(subject, dtype, layout, way, seed)
+            verdict, detail, ratios = got.verdict, got.detail, got.ratios
+        except Exception:
+            verdict, detail, ratios = "crashed", traceback.format_exc(), {}
+    if verdict == "passed" and witness is not None and witness.calls.total() == before:
+        verdict = "failed"
+        detail = f"nothing reached the backend {subject.name!r}: somebody else did the work"
+    return {
+        "verdict": verdict, "detail": detail, "ratios": ratios,
+        "seconds": round(time.perf_counter() - start, 4),
+    }  # fmt: skip
+
+
+def wide_types(subject: Subject, dtype: str) -> AbstractContextManager[Any]:
+    """JAX has float64 only where it is asked for."""
+    if subject.lane.name == "jax" and dtype == "float64":
+        import jax
+
+        wide: AbstractContextManager[Any] = jax.enable_x64(True)
+        return wide
+    return nullcontext()
+
+
+if __name__ == "__main__":
+    faulthandler.disable()
+    main(sys.argv[1:])

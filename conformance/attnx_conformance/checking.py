@@ -1,0 +1,123 @@
+"""The suite for somebody with one kernel function and no plugin.
+
+Example:
+    >>> import numpy as np
+    >>> from attnx_conformance import check
+    >>> def kernel(q, k, v, *, mask=None, scale=None):
+    ...     s = np.where(mask, q @ k.swapaxes(-1, -2) * scale, -np.inf)
+    ...     p = np.exp(s - s.max(axis=-1, keepdims=True))
+    ...     return p / p.sum(axis=-1, keepdims=True) @ v
+    >>> check(kernel, supports=("mask", "scale"), cases=("self",), dtypes=("float64",))
+    Traceback (most recent call last):
+        ...
+    attnx_conformance.checking.ConformanceError: kernel: 1 of 1 trials went wrong
+    crashed: self (S1.1, S2; float64, bhsd): TypeError: ...
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from ._worker import wide_types
+from .results import Report, Result, versions
+from .subject import FunctionSubject, Subject
+from .suite import Selection, Trial, trials
+
+__all__ = ["ConformanceError", "check"]
+
+TOLD = 12
+"""Failures that an error tells one by one."""
+
+
+class ConformanceError(AssertionError):
+    """A function is not what it is said to be.
+
+    Attributes:
+        report: every result.
+    """
+
+    def __init__(self, message: str, report: Report) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+def check(
+    fn: Callable[..., Any],
+    *,
+    layout: str = "bhsd",
+    dtypes: Iterable[str] = ("float32",),
+    supports: Collection[str] = (),
+    framework: str = "numpy",
+    vjp: Callable[..., Any] | None = None,
+    isolation: str = "full",
+    level: str = "standard",
+    profiles: Iterable[str] = (),
+    cases: Iterable[str] = (),
+    seed: int = 0,
+    raises: bool = True,
+) -> Report:
+    """Check a plain function against the specification, in this process.
+
+    Args:
+        fn: `fn(q, k, v, **options) -> out`, or `(out, lse)` with `return_lse=True`. It gets only
+            the options that `supports` names.
+        layout: "bhsd" or "bshd", of its arrays.
+        dtypes: those that it takes.
+        supports: some of "causal", "causal_top_left", "causal_bottom_right", "mask", "bias",
+            "scale", "softcap", "sinks", "lse", "gqa", "gradients" (see `FunctionSubject`).
+        framework: the name of a registered backend whose arrays it takes.
+        vjp: its own pullback maker, as `attnx.attention_vjp`; else the framework differentiates.
+        isolation: "full" where a NaN in a position that a row does not see never reaches the row;
+            "unseen" where that holds for positions that no row sees; "none".
+        level: "quick", "standard" or "full".
+        profiles: only these.
+        cases: only these names or patterns.
+        seed: of every input.
+        raises: raise when something is wrong, rather than only say so in the report.
+
+    Returns:
+        Every result; `attnx_conformance.html.write` makes a page of it.
+
+    Raises:
+        ConformanceError: something that it is said to support is not right.
+        ArgumentError: an argument is wrong, or the function cannot be called so.
+    """
+    subject = FunctionSubject(
+        fn, layout=layout, dtypes=dtypes, supports=supports, framework=framework, vjp=vjp,
+        isolation=isolation,
+    )  # fmt: skip
+    selection = Selection(
+        level, tuple(profiles), tuple(cases), tuple(subject.capabilities.dtypes), (), seed
+    )
+    planned = trials(subject, selection)
+    results = tuple(_run(subject, trial) for trial in planned)
+    header = {"subjects": [subject.name], "seed": seed, "level": level, "versions": versions()}
+    report = Report({**header, "planned": len(planned)}, results, {"route": {}})
+    wrong = [result for result in results if not result.ok]
+    if wrong and raises:
+        raise ConformanceError(_told(subject.name, wrong, len(results)), report)
+    return report
+
+
+def _run(subject: Subject, trial: Trial) -> Result:
+    start, item = time.perf_counter(), trial.item
+    with wide_types(subject, trial.dtype):
+        got = item.examine(subject, trial.dtype, trial.layout, trial.way, trial.seed)
+    return Result(
+        subject.name, item.name, item.profile, item.clauses, item.ids, trial.dtype, trial.layout,
+        trial.way, trial.seed, got.verdict, got.detail, got.ratios, time.perf_counter() - start,
+    )  # fmt: skip
+
+
+def _told(name: str, wrong: list[Result], count: int) -> str:
+    lines = [f"{name}: {len(wrong)} of {count} trials went wrong"]
+    for result in wrong[:TOLD]:
+        detail = result.detail.strip().splitlines()
+        said = detail[-1] if result.verdict == "crashed" and detail else "; ".join(detail)
+        where = f"{', '.join(result.clauses)}; {result.dtype}, {result.layout}"
+        lines.append(f"{result.verdict}: {result.case} ({where}): {said}")
+    if len(wrong) > TOLD:
+        lines.append(f"... and {len(wrong) - TOLD} more in .report")
+    return "\n".join(lines)

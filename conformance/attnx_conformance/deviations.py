@@ -1,0 +1,76 @@
+"""Known deviations of a subject: each with a reason that a user would accept.
+
+A file in TOML, one table a deviation:
+
+    [[deviation]]
+    case = "poison-*"
+    dtype = "float16"
+    reason = "the kernel reads the whole cache, as its manual says"
+    link = "https://example.org/issues/1"
+
+A trial that a line names and that fails is `waived`; one that passes is a failure, so that the file
+never outlives the fault.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from attnx.errors import ArgumentError
+
+from .results import Result
+
+__all__ = ["Deviation", "load", "waive"]
+
+FIELDS = {"case", "dtype", "reason", "link"}
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One line of the file; `case` may be a pattern, and no `dtype` means every one."""
+
+    case: str
+    reason: str
+    link: str
+    dtype: str = "*"
+
+    def names(self, result: Result) -> bool:
+        """Whether it is about a result."""
+        return fnmatch.fnmatchcase(result.case, self.case) and self.dtype in ("*", result.dtype)
+
+
+def load(path: Path | str) -> tuple[Deviation, ...]:
+    """The deviations in a file.
+
+    Raises:
+        ArgumentError: it cannot be read, or a table lacks a field or has one too many.
+    """
+    try:
+        found = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("deviation", [])
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ArgumentError(f"deviations: cannot read {path}: {error}") from None
+    for number, table in enumerate(found, 1):
+        missing = {"case", "reason", "link"} - {k for k, v in table.items() if v}
+        unknown = set(table) - FIELDS
+        if missing or unknown:
+            wrong = [f"lacks {x}" for x in sorted(missing)]
+            wrong += [f"has an unknown {x}" for x in sorted(unknown)]
+            raise ArgumentError(f"deviations: {path}, table {number}: {', '.join(wrong)}")
+    return tuple(Deviation(**table) for table in found)
+
+
+def waive(result: Result, deviations: Sequence[Deviation]) -> Result:
+    """The result as the deviations see it."""
+    for line in deviations:
+        if not line.names(result) or result.verdict in ("refused", "not-applicable"):
+            continue
+        if result.verdict == "passed":
+            detail = f"waived, and yet it passes: take the line out ({line.reason})"
+            return replace(result, verdict="failed", detail=detail)
+        told = f"{line.reason} ({line.link}); {result.detail}"
+        return replace(result, verdict="waived", detail=told)
+    return result

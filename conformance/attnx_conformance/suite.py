@@ -1,0 +1,162 @@
+"""What a run asks for, and the run itself.
+
+A run is a list of trials, the same for every subject and machine: which dtype, layout and way to
+gradients a case takes is picked by its name. Nothing is skipped inside a profile without a verdict
+that says so.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attnx.errors import ArgumentError
+
+from ._items import Item, items
+from ._pool import Pool, Task
+from .cases import DTYPES, Case
+from .deviations import Deviation, waive
+from .results import Result
+from .subject import Subject
+
+__all__ = ["LEVELS", "PROFILES", "Selection", "Trial", "cases_of", "examine_all", "trials"]
+
+LEVELS = ("quick", "standard", "full")
+LAYOUTS = ("bhsd", "bshd")
+PROFILES = ("forward", "masks", "gradients", "low-precision", "numerics", "system")
+HEAVY = 40_000
+"""Scores a head from which a case costs a tenth of a second."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One thing to run."""
+
+    item: Item
+    dtype: str
+    layout: str
+    way: str | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which trials a run holds.
+
+    Attributes:
+        level: "quick" (a sample), "standard" (every case once) or "full" (every case in every
+            dtype, layout and way to gradients).
+        profiles: those wanted; all when empty.
+        cases: names or patterns (`causal-*`); all when empty.
+        dtypes: those wanted; all when empty.
+        layouts: alike.
+        seed: of the inputs.
+    """
+
+    level: str = "standard"
+    profiles: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
+    seed: int = 0
+
+    def check(self) -> None:
+        """Refuse a name that nothing bears.
+
+        Raises:
+            ArgumentError: with the names that come near.
+        """
+        _known("level", (self.level,), LEVELS)
+        _known("profile", self.profiles, PROFILES)
+        _known("dtype", self.dtypes, DTYPES)
+        _known("layout", self.layouts, LAYOUTS)
+        names = [item.name for item in items()]
+        plain = [n for n in self.cases if not any(fnmatch.fnmatchcase(x, n) for x in names)]
+        _known("case", plain, names)
+
+    def wants(self, item: Item) -> bool:
+        """Whether an item is asked for by its profile and name."""
+        named = any(fnmatch.fnmatchcase(item.name, pattern) for pattern in self.cases)
+        return (not self.profiles or item.profile in self.profiles) and (not self.cases or named)
+
+
+def cases_of(selection: Selection) -> tuple[Case, ...]:
+    """The plain cases that a selection asks for."""
+    return tuple(
+        item.source for item in items() if isinstance(item.source, Case) and selection.wants(item)
+    )
+
+
+def _known(what: str, given: Iterable[str], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=5, cutoff=0.4) or list(known)[:8]
+            raise ArgumentError(f"{what}: no {what} {name!r}; did you mean {', '.join(near)}?")
+
+
+def trials(subject: Subject, selection: Selection) -> tuple[Trial, ...]:
+    """The trials of a selection, cheap ones first."""
+    selection.check()
+    chosen: list[Trial] = []
+    for item in items():
+        if selection.wants(item) and _sampled(item, selection):
+            chosen += _of(item, subject, selection)
+    return tuple(sorted(chosen, key=lambda trial: trial.item.scores > HEAVY))
+
+
+def _sampled(item: Item, selection: Selection) -> bool:
+    if selection.level != "quick" or selection.cases:
+        return True
+    pick = zlib.crc32(item.name.encode())
+    return item.scores <= HEAVY and pick % 4 == 0
+
+
+def _of(item: Item, subject: Subject, selection: Selection) -> list[Trial]:
+    dtypes = [d for d in item.dtypes if not selection.dtypes or d in selection.dtypes]
+    layouts = [x for x in selection.layouts or LAYOUTS if x in subject.layouts]
+    ways: Sequence[str | None] = subject.ways or (None,)
+    if not dtypes or not layouts:
+        return []
+    if selection.level == "full" and item.is_case:
+        return [Trial(item, d, x, w, selection.seed) for d in dtypes for x in layouts for w in ways]
+    declared = [d for d in dtypes if d in subject.capabilities.dtypes] or dtypes
+    pick = zlib.crc32(item.name.encode())
+    dtype, layout = declared[pick % len(declared)], layouts[(pick >> 8) % len(layouts)]
+    return [Trial(item, dtype, layout, ways[(pick >> 9) % len(ways)], selection.seed)]
+
+
+def examine_all(
+    subject: Subject,
+    planned: Sequence[Trial],
+    *,
+    jobs: int = 1,
+    timeout: float = 300.0,
+    deviations: Sequence[Deviation] = (),
+    on_result: Callable[[Result], None] = lambda result: None,
+) -> dict[str, Any]:
+    """Run trials in worker processes, so that a crash or a hang is a verdict on one case.
+
+    Args:
+        subject: what is examined; it is made again in each worker from its `spec`.
+        planned: the trials.
+        jobs: how many workers run at once.
+        timeout: seconds after which a trial counts as hanging.
+        deviations: the subject's known deviations.
+        on_result: called with each result, in the order in which they come.
+
+    Returns:
+        The route: `{"calls": {method: count}, "ledger": {axis: [values]}}`, empty for a function.
+    """
+    pool = Pool(subject.spec, jobs, timeout)
+    tasks = [
+        Task(t.item.name, t.dtype, t.layout, t.way, t.seed, t.item.profile, t.item.clauses,
+             t.item.ids)
+        for t in planned
+    ]  # fmt: skip
+    for result in pool.run(tasks, subject.name):
+        on_result(waive(result, deviations))
+    return pool.route

@@ -78,6 +78,10 @@ def run(
             show_default=False, help="Only bhsd or bshd; of a function, what it takes (bhsd)."
         ),
     ] = None,
+    way: Annotated[
+        list[str] | None,
+        typer.Option(show_default=False, help="Only gradients by vjp, or by the framework."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of every input.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="A sample: a quarter of it.")] = False,
     full: Annotated[
@@ -149,7 +153,7 @@ def run(
     selection = Selection(
         level="full" if full else "quick" if quick else "standard",
         profiles=tuple(profile or ()), cases=tuple(case or ()), dtypes=tuple(dtype or ()),
-        layouts=tuple(layout or ()), seed=seed,
+        layouts=tuple(layout or ()), seed=seed, ways=tuple(way or ()),
     )  # fmt: skip
     selection.check()
     if function is None:
@@ -275,12 +279,19 @@ def export(
     case: Annotated[list[str] | None, typer.Option(show_default=False)] = None,
     dtype: Annotated[list[str] | None, typer.Option(show_default=False)] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="A sample: a quarter of it.")] = False,
 ) -> None:
-    """Write cases with their expected answers and bounds, for a kernel in any language."""
+    """Write cases with their expected answers and bounds, for a kernel in any language.
+
+    All cases in all dtypes are some 600 MB; `--quick`, `--case` and `--dtype` write fewer.
+    """
     from attnx_conformance import vectors
     from attnx_conformance.suite import Selection, cases_of
 
-    selection = Selection(cases=tuple(case or ()), dtypes=tuple(dtype or ()), seed=seed)
+    selection = Selection(
+        "quick" if quick else "standard", cases=tuple(case or ()), dtypes=tuple(dtype or ()),
+        seed=seed,
+    )  # fmt: skip
     selection.check()
     made = vectors.export(
         directory, cases=cases_of(selection), dtypes=selection.dtypes or None, seed=seed

@@ -107,7 +107,7 @@ class TorchLane(Lane):
 
     def detached(self, array: Any) -> Any:
         """A tensor that shares the memory and records nothing."""
-        return None if array is None else array.detach()
+        return array.detach() if isinstance(array, _Tensor) else array
 
     def wants_gradient(self, *arrays: Any) -> bool:
         """Whether autograd is recording and any of these requires a gradient."""

@@ -52,7 +52,8 @@ class Pool:
         route: what the workers' witnesses saw: `{"calls": {...}, "ledger": {...}}`.
     """
 
-    def __init__(self, spec: str, jobs: int, timeout: float) -> None:
+    def __init__(self, spec: str, target: str, jobs: int, timeout: float) -> None:
+        self.target = target
         self.spec, self.jobs, self.timeout = spec, max(1, jobs), timeout
         self._calls: Counter[str] = Counter()
         self._ledger: defaultdict[str, set[str]] = defaultdict(set)
@@ -105,7 +106,7 @@ class Pool:
                 if worker is None:
                     worker = _Worker(self.spec, self.jobs, self._stop)
                 answer = worker.ask(task, self.timeout)
-                done.put(_result(task, subject, answer))
+                done.put(_result(task, subject, self.target, answer))
                 if not worker.alive:
                     worker = None
             if worker is not None:
@@ -133,12 +134,12 @@ def _environment(jobs: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": share, "MKL_NUM_THREADS": share, **os.environ}
 
 
-def _result(task: Task, subject: str, answer: dict[str, Any]) -> Result:
+def _result(task: Task, subject: str, target: str, answer: dict[str, Any]) -> Result:
     return Result(
         subject=subject, case=task.case, profile=task.profile, clauses=task.clauses, ids=task.ids,
         dtype=task.dtype, layout=task.layout, way=task.way, seed=task.seed,
         verdict=answer["verdict"], detail=answer["detail"], ratios=answer.get("ratios", {}),
-        seconds=answer.get("seconds", 0.0),
+        seconds=answer.get("seconds", 0.0), target=target,
     )  # fmt: skip
 
 

@@ -50,11 +50,14 @@ def trial(
 ) -> dict[str, Any]:
     """One trial as a record of plain values."""
     start = time.perf_counter()
+    item = find(case)
     before = 0 if witness is None else witness.calls.total()
     with wide_types(subject, dtype):
         try:
-            got = find(case).examine(subject, dtype, layout, way, seed)
+            got = item.examine(subject, dtype, layout, way, seed)
             verdict, detail, ratios = got.verdict, got.detail, got.ratios
+            if verdict == "failed":
+                detail += item.guess(got, subject, dtype, layout, seed)
         except Exception:
             verdict, detail, ratios = "crashed", traceback.format_exc(), {}
     if verdict == "passed" and witness is not None and witness.calls.total() == before:

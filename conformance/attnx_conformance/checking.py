@@ -105,9 +105,13 @@ def _run(subject: Subject, trial: Trial) -> Result:
     start, item = time.perf_counter(), trial.item
     with wide_types(subject, trial.dtype):
         got = item.examine(subject, trial.dtype, trial.layout, trial.way, trial.seed)
+        guess = ""
+        if got.verdict == "failed":
+            guess = item.guess(got, subject, trial.dtype, trial.layout, trial.seed)
     return Result(
         subject.name, item.name, item.profile, item.clauses, item.ids, trial.dtype, trial.layout,
-        trial.way, trial.seed, got.verdict, got.detail, got.ratios, time.perf_counter() - start,
+        trial.way, trial.seed, got.verdict, got.detail + guess, got.ratios,
+        time.perf_counter() - start, subject.target,
     )  # fmt: skip
 
 

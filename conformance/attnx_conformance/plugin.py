@@ -100,7 +100,7 @@ def _result(subject: BackendSubject, trial: Trial) -> Result:
         verdict, detail = "failed", f"nothing reached the backend {subject.name!r}"
     return Result(
         subject.name, item.name, item.profile, item.clauses, item.ids, trial.dtype, trial.layout,
-        trial.way, trial.seed, verdict, detail, got.ratios,
+        trial.way, trial.seed, verdict, detail, got.ratios, 0.0, subject.target,
     )  # fmt: skip
 
 

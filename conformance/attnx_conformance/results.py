@@ -48,6 +48,7 @@ class Result:
         detail: one line for a person; a traceback where it crashed.
         ratios: error over bound of each result that was compared.
         seconds: how long it took, compilation and the oracle included.
+        target: what names the subject on the command line; "" where nothing does.
     """
 
     subject: str
@@ -63,6 +64,7 @@ class Result:
     detail: str = ""
     ratios: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    target: str = ""
 
     @property
     def ok(self) -> bool:
@@ -71,15 +73,21 @@ class Result:
 
     @property
     def command(self) -> str:
-        """What repeats this trial alone; of vectors, what writes its file again."""
+        """What repeats this trial alone; of vectors, what writes its file again.
+
+        Of a function that was handed to `check`, the arguments that choose the trial.
+        """
         if self.way == "vectors":
             return (
                 f"attnx conformance export vectors --case {self.case} --dtype {self.dtype} "
                 f"--seed {self.seed}"
             )
+        if not self.target:
+            return f"cases={(self.case,)!r}, dtypes={(self.dtype,)!r}, seed={self.seed}"
+        way = "" if self.way is None else f" --way {self.way}"
         return (
-            f"attnx conformance {self.subject} --case {self.case} --dtype {self.dtype} "
-            f"--layout {self.layout} --seed {self.seed}"
+            f"attnx conformance {self.target} --case {self.case} --dtype {self.dtype} "
+            f"--layout {self.layout}{way} --seed {self.seed}"
         )
 
 

@@ -23,7 +23,7 @@ from .expectation import Expectation, expectation
 from .judgement import judge
 from .subject import BackendSubject, Subject
 
-__all__ = ["Outcome", "examine", "run"]
+__all__ = ["Outcome", "examine", "lacking_of", "run"]
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,15 @@ class Outcome:
             (undeclared, but computed), "not-applicable" or "crashed".
         detail: One line for a person; a traceback where it crashed.
         ratios: Error over bound of each result that was compared.
+        results: What was compared, as NumPy arrays, by name: "out", "lse", "dq" and so on.
+        wrong: The name of the result that is wrong, or "".
     """
 
     verdict: str
     detail: str = ""
     ratios: dict[str, float] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict, repr=False)
+    wrong: str = ""
 
     @property
     def ok(self) -> bool:
@@ -48,7 +52,21 @@ class Outcome:
 
 
 class _FaultError(Exception):
-    """A result is not what the specification asks for."""
+    """A result, perhaps a named one, is not what the specification asks for."""
+
+    def __init__(self, message: str, wrong: str = "") -> None:
+        super().__init__(message)
+        self.wrong = wrong
+
+
+def lacking_of(case: Case, subject: Subject) -> frozenset[str]:
+    """What a case's inputs leave out for a subject; a case about that very thing stays whole."""
+    has, lacks = subject.capabilities, set()
+    if not has.gqa and "S1.3" not in case.clauses:
+        lacks.add("gqa")
+    if not has.lse_gradient and "lse" not in case.name:
+        lacks.add("lse_gradient")
+    return frozenset(lacks)
 
 
 def run(
@@ -73,6 +91,7 @@ def examine(
     seed: int = 0,
     layout: str = "bhsd",
     gradients: str | None = "vjp",
+    lacks: frozenset[str] | None = None,
 ) -> Outcome:
     """Run a case on a subject, with arrays of the subject's framework.
 
@@ -84,14 +103,16 @@ def examine(
         layout: "bhsd" or "bshd".
         gradients: "vjp" through an explicit pullback, "framework" through the framework's own
             differentiation, None for outputs alone.
+        lacks: What the inputs leave out (see `adapted`); by default what the subject lacks.
     """
     trial = _Trial(subject, case, dtype, layout, gradients)
+    trial.lacks = lacks
     try:
         return trial.run(seed)
     except NotApplicableError as reason:
         return Outcome("not-applicable", str(reason))
     except _FaultError as fault:
-        return Outcome("failed", str(fault), trial.ratios)
+        return Outcome("failed", str(fault), trial.ratios, trial.results, fault.wrong)
     except Exception:
         return Outcome("crashed", traceback.format_exc(), trial.ratios)
 
@@ -103,11 +124,13 @@ class _Trial:
         self.subject, self.lane, self.case = subject, subject.lane, case
         self.dtype, self.layout, self.gradients = dtype, layout, gradients
         self.ratios: dict[str, float] = {}
+        self.results: dict[str, Any] = {}
+        self.lacks: frozenset[str] | None = None
 
     def run(self, seed: int) -> Outcome:
         has = self.subject.capabilities
         given = self.case.inputs(self.dtype, seed)
-        lacking = self._adapts(given)
+        lacking = lacking_of(self.case, self.subject) if self.lacks is None else self.lacks
         inputs = in_layout(adapted(given, lacking), self.layout)
         if self.layout not in self.subject.layouts and inputs.q.ndim > 2:
             raise NotApplicableError(f"it takes {' and '.join(self.subject.layouts)} alone")
@@ -133,19 +156,9 @@ class _Trial:
             self._require(same_bytes(new, old), f"{name} was written to (S1.4)")
         if self.gradients == "vjp" and lacks:
             return self._refuses(lambda: self._vjp(args, inputs), lacks)
-        return Outcome("passed", "", self.ratios)
+        return Outcome("passed", "", self.ratios, self.results)
 
     # What the subject declares
-
-    def _adapts(self, inputs: Inputs) -> frozenset[str]:
-        """What the inputs leave out for this subject; a case about that very thing stays whole."""
-        has = self.subject.capabilities
-        lacks = set()
-        if not has.gqa and "S1.3" not in self.case.clauses:
-            lacks.add("gqa")
-        if inputs.d_lse is not None and not has.lse_gradient and "lse" not in self.case.name:
-            lacks.add("lse_gradient")
-        return frozenset(lacks)
 
     def _lacks(self, inputs: Inputs) -> list[str]:
         has, options = self.subject.capabilities, self.case.options
@@ -273,11 +286,12 @@ class _Trial:
         if name not in self.case.compare:
             return
         actual = np.asarray(self.lane.to_numpy(array))
+        self.results[name] = actual
         judgement = judge(actual, expected.truth(name), expected.limit(name))
         self.ratios[name] = max(self.ratios.get(name, 0.0), judgement.ratio)
-        self._require(judgement.ok, f"{name} {judgement.detail}")
-        worse = expected.worse_than_plain(name, actual)
-        self._require(not worse, f"{name} {worse}")
+        worse = "" if not judgement.ok else expected.worse_than_plain(name, actual)
+        if not judgement.ok or worse:
+            raise _FaultError(f"{name} {worse or judgement.detail}", name)
 
     def _shares(self, a: Any, b: Any) -> bool:
         first, second = (np.asarray(self.lane.to_numpy(x)) for x in (a, b))

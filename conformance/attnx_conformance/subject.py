@@ -42,6 +42,7 @@ class Subject:
         name: as reports say it.
         spec: `"backend:NAME"` or `"function:MODULE:CALLABLE"`, from which `resolve` makes it again
             in another process.
+        target: what names it on the command line; "" where nothing does.
         lane: the framework of its arrays.
         capabilities: what it declares.
         ways: how its gradients can be asked for: "vjp" by an explicit pullback, "framework" by the
@@ -54,6 +55,7 @@ class Subject:
 
     name: str
     spec: str
+    target: str = ""
     lane: Lane
     capabilities: Capabilities
     ways: tuple[str, ...]
@@ -86,7 +88,8 @@ class BackendSubject(Subject):
 
     def __init__(self, name: str) -> None:
         backend = attnx.get_backend(name)
-        self.name, self.spec = backend.name, f"backend:{backend.name}"
+        self.name = self.target = backend.name
+        self.spec = f"backend:{backend.name}"
         self.lane, self.capabilities = backend.lane, backend.capabilities
         self.ways = ("vjp",) if self.lane.vjp is None else ("vjp", "framework")
 
@@ -151,6 +154,7 @@ class FunctionSubject(Subject):
         _check_signature(fn, supports, not isinstance(layout, str))
         self.fn, self.vjp, self.supports = fn, vjp, frozenset(supports)
         self.name = name or getattr(fn, "__name__", type(fn).__name__)
+        self.isolation = isolation
         self.spec, self.layouts = spec, (layout,) if isinstance(layout, str) else layout
         self.lane = attnx.get_backend(framework).lane
         self.ways = self._ways()
@@ -265,7 +269,7 @@ def _check_signature(fn: Any, supports: Collection[str], layout: bool) -> None:
         keywords = "".join(f", {name}=..." for name in sorted(names))
         raise ArgumentError(
             f"function: expected one that can be called as fn(q, k, v{keywords}), "
-            f"got {getattr(fn, '__name__', fn)}{signature}: {error}"
+            f"got {getattr(fn, '__name__', fn)}({', '.join(signature.parameters)}): {error}"
         ) from None
 
 
@@ -295,16 +299,16 @@ def resolve(spec: str) -> Subject:
     if isinstance(found, Subject):
         return found
     options = {name: values[0] for name, values in parse_qs(query).items()}
-    listed = {
-        name: tuple(options.pop(name, default).split(","))
-        for name, default in (("layouts", "bhsd"), ("dtypes", "float32"), ("supports", ""))
-    }
-    layouts = listed.pop("layouts")
-    supports = tuple(name for name in listed.pop("supports") if name)
-    return FunctionSubject(
-        found, layout=layouts[0] if len(layouts) == 1 else layouts, spec=spec,
-        supports=supports, dtypes=listed["dtypes"], **options,
+    layouts = tuple(options.get("layouts", "bhsd").split(","))
+    supports = tuple(name for name in options.get("supports", "").split(",") if name)
+    made = FunctionSubject(
+        found, layout=layouts[0] if len(layouts) == 1 else layouts, spec=spec, supports=supports,
+        dtypes=options.get("dtypes", "float32").split(","),
+        framework=options.get("framework", "numpy"), isolation=options.get("isolation", "full"),
     )  # fmt: skip
+    made.target = f"--function {text} --framework {made.lane.name} --isolation {made.isolation}"
+    made.target += f" --supports {','.join(supports)}" if supports else ""
+    return made
 
 
 def _import(text: str) -> Any:

@@ -27,6 +27,7 @@ __all__ = ["LEVELS", "PROFILES", "Selection", "Trial", "cases_of", "examine_all"
 
 LEVELS = ("quick", "standard", "full")
 LAYOUTS = ("bhsd", "bshd")
+WAYS = ("vjp", "framework")
 PROFILES = ("forward", "masks", "gradients", "low-precision", "numerics", "system")
 HEAVY = 40_000
 """Scores a head from which a case costs a tenth of a second."""
@@ -54,6 +55,7 @@ class Selection:
         cases: names or patterns (`causal-*`); all when empty.
         dtypes: those wanted; all when empty.
         layouts: alike.
+        ways: ways to gradients, "vjp" and "framework"; all when empty.
         seed: of the inputs.
     """
 
@@ -63,6 +65,7 @@ class Selection:
     dtypes: tuple[str, ...] = ()
     layouts: tuple[str, ...] = ()
     seed: int = 0
+    ways: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Refuse a name that nothing bears.
@@ -74,6 +77,7 @@ class Selection:
         _known("profile", self.profiles, PROFILES)
         _known("dtype", self.dtypes, DTYPES)
         _known("layout", self.layouts, LAYOUTS)
+        _known("way", self.ways, WAYS)
         names = [item.name for item in items()]
         plain = [n for n in self.cases if not any(fnmatch.fnmatchcase(x, n) for x in names)]
         _known("case", plain, names)
@@ -85,9 +89,14 @@ class Selection:
 
 
 def cases_of(selection: Selection) -> tuple[Case, ...]:
-    """The plain cases that a selection asks for."""
+    """The plain cases that a selection asks for, less those about strides: no file holds them."""
     return tuple(
-        item.source for item in items() if isinstance(item.source, Case) and selection.wants(item)
+        item.source
+        for item in items()
+        if isinstance(item.source, Case)
+        and not item.source.make.views
+        and selection.wants(item)
+        and _sampled(item, selection)
     )
 
 
@@ -112,14 +121,15 @@ def _sampled(item: Item, selection: Selection) -> bool:
     if selection.level != "quick" or selection.cases:
         return True
     pick = zlib.crc32(item.name.encode())
-    return item.scores <= HEAVY and pick % 4 == 0
+    return item.scores <= HEAVY and (pick >> 16) % 4 == 0
 
 
 def _of(item: Item, subject: Subject, selection: Selection) -> list[Trial]:
     dtypes = [d for d in item.dtypes if not selection.dtypes or d in selection.dtypes]
     layouts = [x for x in selection.layouts or LAYOUTS if x in subject.layouts]
     ways: Sequence[str | None] = subject.ways or (None,)
-    if not dtypes or not layouts:
+    ways = [w for w in ways if not selection.ways or w is None or w in selection.ways]
+    if not (dtypes and layouts and ways):
         return []
     if selection.level == "full" and item.is_case:
         return [Trial(item, d, x, w, selection.seed) for d in dtypes for x in layouts for w in ways]
@@ -151,7 +161,7 @@ def examine_all(
     Returns:
         The route: `{"calls": {method: count}, "ledger": {axis: [values]}}`, empty for a function.
     """
-    pool = Pool(subject.spec, jobs, timeout)
+    pool = Pool(subject.spec, subject.target, jobs, timeout)
     tasks = [
         Task(t.item.name, t.dtype, t.layout, t.way, t.seed, t.item.profile, t.item.clauses,
              t.item.ids)

@@ -16,9 +16,10 @@ from attnx_conformance.runner import examine
 from attnx_conformance.selftest import alarms, matrix, trials
 from attnx_conformance.subject import FunctionSubject, resolve
 
-SAMPLE = [fault for fault in FAULTS if fault.kind != "numerics"][::6]
 LOW = [fault for fault in FAULTS if fault.kind == "numerics"][::6]
-SMALL = 4_000
+# Tiles of 128 need cases that are too dear here.
+SAMPLE = [f for f in FAULTS if f.kind != "numerics" and not f.name.endswith("-of-128")][::6]
+SMALL = 10_000
 PEACEFUL = (
     "grouped", "edge-127x129", "causal-bottom-right-wide", "lengths-with-zero-nan",
     "bias-everything", "sinks-empty-rows", "numbers-peaked", "numbers-300-both-ways",

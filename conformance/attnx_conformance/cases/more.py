@@ -13,13 +13,15 @@ import numpy as np
 from attnx.masks import Lengths, Predicate, Window
 
 from ._case import BASE, Case, Context, Recipe, Shape, square
-from ._edits import put, scaled, shifted
+from ._edits import poison, put, scaled, shifted, spike
 
 __all__ = ["CASES"]
 
 NAN, INF = np.nan, np.inf
 STEP = BASE._replace(Lq=1, Lk=65)
-TALL = BASE._replace(batch=(1,), Hq=2, Hk=1, Lq=300, Lk=9, D=4, Dv=3)
+NARROW: dict[str, Any] = {"batch": (1,), "Hq": 2, "Hk": 1, "D": 4, "Dv": 3}
+WIDE = BASE._replace(Lk=300, **NARROW)
+TALL = BASE._replace(Lq=300, Lk=9, **NARROW)
 
 
 def _bias(*axes: int) -> Any:
@@ -30,6 +32,17 @@ def _bias(*axes: int) -> Any:
         return ctx.normal(*(1 if axis in axes else n for axis, n in enumerate(full)))
 
     return draw
+
+
+def _random(ctx: Context) -> Any:
+    return ctx.rng.random(ctx.shape.grid.full) < 0.6
+
+
+def _late(ctx: Context, arrays: dict[str, Any], seen: Any) -> None:
+    """Scores of -720000, and one of +720000 at the end."""
+    arrays["q"][...] = 300.0
+    arrays["k"][...] = -300.0
+    arrays["k"][..., -1, :] = 300.0
 
 
 def _hides(ctx: Context) -> Any:
@@ -84,6 +97,35 @@ _TILES = (
           clauses=("S2", "S3.1")),
 )  # fmt: skip
 
+# Light, and past a tile of 128 and of 256 along one axis: a pointer that is not moved, a tile that
+# is skipped, a sum that is taken once a tile.
+_WIDE = (
+    _case("wide-mask", "masks", WIDE, mask=_random, clauses=("S3.2",)),
+    _case("wide-mask-nan", "masks", WIDE, spike(NAN), mask=_random, clauses=("S4.2",),
+          needs=("isolation",)),
+    _case("tall-mask", "masks", TALL, mask=_random, clauses=("S3.2",)),
+    _case("wide-bias", "masks", WIDE, bias=_bias(0), clauses=("S2", "S6.3")),
+    _case("wide-bias-hides", "masks", WIDE, bias=_hides, clauses=("S3.4",)),
+    _case("wide-sinks", "masks", WIDE, sinks=True, clauses=("S2.3",)),
+    _case("wide-sinks-causal", "masks", WIDE, sinks=True, causal="bottom_right",
+          clauses=("S2.3", "S3.5")),
+    _case("wide-causal", "masks", WIDE, causal="bottom_right", clauses=("S3.5",)),
+    _case("wide-causal-spike", "masks", WIDE, spike(1e4), causal="bottom_right",
+          clauses=("S3.5",)),
+    _case("tall-causal", "masks", TALL, causal="bottom_right", clauses=("S3.5", "S3.7")),
+    _case("causal-130", "masks", square(130, **NARROW), causal=True, clauses=("S3.5",)),
+    _case("causal-130-spike", "masks", square(130, **NARROW), spike(1e4), causal=True,
+          clauses=("S3.5",)),
+    _case("causal-199", "masks", square(199, **NARROW), causal=True, clauses=("S3.5",)),
+    _case("wide-lengths", "masks", WIDE._replace(batch=(4,)), poison(),
+          mask=Lengths(np.array([0, 127, 129, 257])), clauses=("S3.6", "S3.7", "S4.1")),
+    _case("wide-window", "masks", WIDE, mask=Window(130, 0, "bottom_right"), clauses=("S3.6",)),
+    # All scores but the last are so low that the first tile's maximum overflows against it.
+    _case("numbers-300-late", "numerics", WIDE._replace(D=64), _late, clauses=("S5.3",)),
+    _case("numbers-300-late-sinks", "numerics", WIDE._replace(D=64), _late, sinks=True,
+          clauses=("S2.3", "S5.3")),
+)  # fmt: skip
+
 _COTANGENTS = (
     _case("live-cotangent-nan-window", "numerics", square(33),
           put("d_out", (1, 4, 20, 2), NAN), mask=Window(3, 2), clauses=("S6.4",),
@@ -102,4 +144,4 @@ _NEGATIVE = (
           scale=-1.0, clauses=("S2", "S5.3")),
 )  # fmt: skip
 
-CASES = (*_ONE_PAIR, *_STEPS, *_SINKS, *_TILES, *_COTANGENTS, *_NEGATIVE)
+CASES = (*_ONE_PAIR, *_STEPS, *_SINKS, *_TILES, *_WIDE, *_COTANGENTS, *_NEGATIVE)

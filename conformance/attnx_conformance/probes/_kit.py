@@ -7,7 +7,6 @@ the way in and undone on the way out.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -25,7 +24,7 @@ from attnx_conformance.plain import numpy_dtype
 from attnx_conformance.subject import Subject
 from attnx_conformance.tolerance import Bounds, bounds
 
-__all__ = ["Answer", "Array", "FaultError", "Kit", "moved"]
+__all__ = ["Answer", "Array", "FaultError", "Kit", "moved", "piece"]
 
 Array = NDArray[Any]
 Answer = dict[str, Array]
@@ -75,11 +74,11 @@ class Kit:
             self.draw(B, self.Hk, Lk, self.Dv),
         )  # fmt: skip
 
-    def cotangents(self, q: Array, v: Array) -> dict[str, Array]:
+    def cotangents(self, q: Array, v: Array) -> dict[str, Any]:
         """d_out, and d_lse where gradients flow through lse; none where there are no gradients."""
         if not (self.has.gradient and self.subject.ways):
             return {}
-        given = {"d_out": self.draw(*q.shape[:-1], v.shape[-1])}
+        given: dict[str, Any] = {"d_out": self.draw(*q.shape[:-1], v.shape[-1])}
         if self.has.lse and self.has.lse_gradient:
             given["d_lse"] = self.draw(
                 *q.shape[:-1], dtype="float64" if self.dtype == "float64" else "float32"
@@ -115,11 +114,11 @@ class Kit:
         """
         args, given = self.arguments(q, k, v, d_out=d_out, d_lse=d_lse, **options)
         if d_out is None:
-            return self._forward(args, given, lse and self.has.lse)
+            return self.forward(args, given, lse and self.has.lse)
         way = way or self.subject.ways[0]
-        made, grads = (self._vjp if way == "vjp" else self._own)(args, given)
+        made, grads = (self.vjp if way == "vjp" else self.own)(args, given)
         answer = {"out": made[0]} | ({"lse": made[1]} if len(made) > 1 else {})
-        return self._back(answer | {f"d{n}": grad for n, grad in grads.items() if grad is not None})
+        return self.back(answer | {f"d{n}": grad for n, grad in grads.items() if grad is not None})
 
     def arguments(
         self, q: Array, k: Array, v: Array, *, d_out: Any = None, d_lse: Any = None, **options: Any
@@ -129,15 +128,15 @@ class Kit:
         Raises:
             NotApplicableError: the subject declares that it cannot do the call.
         """
-        self._declared(q, k, options)
+        lacks = self._lacks(options)
+        if lacks:
+            self.inapplicable(f"not declared: {', '.join(lacks)}")
         operands = {n: options.pop(n) for n in OPERANDS if options.get(n) is not None}
-        shape = (*q.shape[:-1], v.shape[-1])
-        inputs = Inputs(q, k, v, np.zeros(shape, q.dtype) if d_out is None else d_out, **operands)
-        inputs = replace(
-            inputs, **{n: moved(getattr(inputs, n), self.layout) for n in ("q", "k", "v", "d_out")}
-        )
-        if d_lse is not None:
-            inputs = replace(inputs, d_lse=self._lse(d_lse))
+        if d_out is None:
+            d_out = np.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
+        q, k, v, d_out = (moved(x, self.layout) for x in (q, k, v, d_out))
+        d_lse = None if d_lse is None else self._lse(d_lse)
+        inputs = Inputs(q, k, v, d_out, d_lse, **operands)
         args = marshal(inputs, self.lane)
         return args, {**args.options(), **options, "layout": self.layout}
 
@@ -145,19 +144,26 @@ class Kit:
         """A result of the subject as a NumPy array."""
         return np.asarray(self.lane.to_numpy(array))
 
-    def _forward(self, args: Arguments, given: dict[str, Any], lse: bool) -> Answer:
-        if not lse:
-            return self._back({"out": self.subject.attention(args.q, args.k, args.v, **given)})
-        made = self.subject.attention(args.q, args.k, args.v, **given, return_lse=True)
-        return self._back({"out": made[0], "lse": made[1]})
+    def able(self, **options: Any) -> bool:
+        """Whether the subject declares that it takes these options beside any q, k and v."""
+        return not self._lacks(options)
 
-    def _vjp(self, args: Arguments, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def forward(self, args: Arguments, given: dict[str, Any], lse: bool) -> Answer:
+        """out and lse."""
+        if not lse:
+            return self.back({"out": self.subject.attention(args.q, args.k, args.v, **given)})
+        made = self.subject.attention(args.q, args.k, args.v, **given, return_lse=True)
+        return self.back({"out": made[0], "lse": made[1]})
+
+    def vjp(self, args: Arguments, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The outputs, and gradients by the subject's own pullback; in its own arrays."""
         lse = {} if args.d_lse is None else {"return_lse": True}
         made, pullback = self.subject.attention_vjp(args.q, args.k, args.v, **given, **lse)
         grads = pullback(args.d_out, args.d_lse) if lse else pullback(args.d_out)
         return (made if lse else (made,)), grads._asdict()
 
-    def _own(self, args: Arguments, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def own(self, args: Arguments, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The outputs, and gradients by the framework's differentiation; in its own arrays."""
         if self.lane.vjp is None:
             self.inapplicable(f"{self.lane.name} has no differentiation of its own")
         lse = {} if args.d_lse is None else {"return_lse": True}
@@ -174,7 +180,8 @@ class Kit:
         made, grads = self.lane.vjp(fn, [getattr(args, n) for n in names], cotangents)
         return made, dict(zip(names, grads, strict=True))
 
-    def _back(self, answer: Mapping[str, Any]) -> Answer:
+    def back(self, answer: Mapping[str, Any]) -> Answer:
+        """The subject's arrays as NumPy arrays in "bhsd"."""
         made = {name: self.numpy(array) for name, array in answer.items()}
         for name in ("out", "dq", "dk", "dv"):
             if name in made:
@@ -186,17 +193,14 @@ class Kit:
     def _lse(self, array: Array) -> Array:
         return np.swapaxes(array, -1, -2) if self.layout == "bshd" and array.ndim > 1 else array
 
-    def _declared(self, q: Array, k: Array, options: Mapping[str, Any]) -> None:
+    def _lacks(self, options: Mapping[str, Any]) -> list[str]:
         asked = {n: options.get(n) is not None for n in ("bias", "softcap", "sinks")}
-        asked["gqa"] = q.ndim > 2 and q.shape[-3] != k.shape[-3]
         lacks = [n for n, wanted in asked.items() if wanted and not getattr(self.has, n)]
         mask = options.get("mask")
         kinds = set(mask_kinds(mask.structure)) if isinstance(mask, Mask) else set()
         kinds |= {"dense"} if isinstance(mask, np.ndarray) else set()
         kinds |= {"causal"} if options.get("causal", False) is not False else set()
-        lacks += sorted(kinds - self.has.masks)
-        if lacks:
-            self.inapplicable(f"not declared: {', '.join(lacks)}")
+        return lacks + sorted(kinds - self.has.masks)
 
     # Judgement
 
@@ -255,12 +259,6 @@ class Kit:
         self.require(judgement.ok, f"{what + ': ' if what else ''}{name} {judgement.detail}")
 
 
-def linux() -> None:
-    """Probes that read /proc apply there alone."""
-    if not sys.platform.startswith("linux"):
-        raise NotApplicableError(f"memory is measured on Linux, not on {sys.platform}")
-
-
-def rows(answer: Answer, at: Any, names: Iterable[str] = ("out", "lse", "dq")) -> Answer:
+def piece(answer: Answer, at: Any, names: Iterable[str] = ("out", "lse", "dq")) -> Answer:
     """The part of an answer that some query rows are."""
     return {name: answer[name][at] for name in names if name in answer}

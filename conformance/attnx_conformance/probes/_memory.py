@@ -19,16 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from attnx.errors import AttnxError
 from attnx_conformance.subject import Subject, resolve
 
 from ._kit import Kit
+from .memory import HEADS, LENGTHS, NOT_FOUND, WIDE
 
-__all__ = ["HEADS", "LENGTHS", "WIDE", "main", "peak_of"]
-
-LENGTHS = (4096, 8192)
-"""One head of these lengths, without a mask."""
-HEADS, WIDE = 8, 2048
-"""As many heads of this length share one dense mask."""
+__all__ = ["main", "peak_of"]
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _MMAP_THRESHOLD = -3  # glibc's mallopt: blocks above this go back to the system when freed
@@ -103,7 +100,7 @@ def _forward(kit: Kit, args: Any, given: dict[str, Any]) -> Callable[[], object]
 
 
 def _backward(kit: Kit, args: Any, given: dict[str, Any]) -> Callable[[], object]:
-    gradient = kit._vjp if kit.subject.ways[0] == "vjp" else kit._own
+    gradient = kit.vjp if kit.subject.ways[0] == "vjp" else kit.own
 
     def work() -> None:
         made, grads = gradient(args, given)
@@ -114,7 +111,12 @@ def _backward(kit: Kit, args: Any, given: dict[str, Any]) -> Callable[[], object
 
 def main(spec: str, dtype: str, layout: str) -> None:
     """Print the peaks as one line of JSON."""
-    found = {name: peak_of(work) for name, work in _works(resolve(spec), dtype, layout)}
+    try:
+        subject = resolve(spec)
+    except (AttnxError, ImportError, AttributeError, ValueError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(NOT_FOUND)
+    found = {name: peak_of(work) for name, work in _works(subject, dtype, layout)}
     print(json.dumps(found))
 
 

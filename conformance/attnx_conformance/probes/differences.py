@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ._kit import Array, Kit
+from ._kit import Kit
 from ._probe import Probe
 
 __all__ = ["PROBES"]
@@ -18,10 +18,11 @@ __all__ = ["PROBES"]
 STEP = 1e-5
 
 
-def _call(kit: Kit) -> tuple[dict[str, Array], dict[str, Any]]:
+def _call(kit: Kit) -> tuple[dict[str, Any], dict[str, Any]]:
     """Operands that have gradients, and the other options: all that the subject declares."""
     q, k, v = kit.inputs(Lq=7, Lk=9)
-    operands, options = {"q": q, "k": k, "v": v}, dict[str, Any]()
+    operands: dict[str, Any] = {"q": q, "k": k, "v": v}
+    options: dict[str, Any] = {}
     if kit.has.bias and kit.has.bias_gradient:
         operands["bias"] = kit.draw(1, kit.Hq, 1, 9)
     if kit.has.sinks and kit.has.sinks_gradient:
@@ -35,7 +36,7 @@ def _call(kit: Kit) -> tuple[dict[str, Array], dict[str, Any]]:
     return operands, options
 
 
-def _value(kit: Kit, operands: dict[str, Array], options: dict[str, Any], d: Any) -> float:
+def _value(kit: Kit, operands: dict[str, Any], options: dict[str, Any], d: Any) -> float:
     """What the cotangents pick of the outputs: its gradients are those of the pullback."""
     made = kit.call(**operands, **options, lse="d_lse" in d)
     total = float((made["out"] * d["d_out"]).sum())

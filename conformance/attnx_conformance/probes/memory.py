@@ -12,23 +12,34 @@ import sys
 from functools import lru_cache
 
 from ._kit import Kit
-from ._memory import HEADS, LENGTHS, WIDE
 from ._probe import Probe
 
 __all__ = ["PROBES", "peaks"]
 
+LENGTHS = (3072, 6144)
+"""One head of these lengths, without a mask."""
+HEADS, WIDE = 8, 2048
+"""As many heads of this length share one dense mask."""
+NOT_FOUND = 3
+"""Exit status of the process that measures, where it finds no such subject."""
 TINY = 16 << 20  # of no weight beside the noise of an allocator
 SCORE = 4  # bytes of a score
 
 
 @lru_cache(maxsize=16)
 def peaks(spec: str, dtype: str, layout: str) -> dict[str, int] | str:
-    """Peaks in bytes by name, from a process of their own; or why there are none."""
+    """Peaks in bytes by name, from a process of their own; or why there are none.
+
+    There are none at all where the other process does not find the subject, as with a backend that
+    was registered by hand.
+    """
     path = os.pathsep.join(p for p in sys.path if p)
+    # One thread: its stacks and its scratch are what is weighed, and not how many there are.
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", f"{__package__}._memory", spec, dtype, layout]
-    done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": path}, text=True, capture_output=True, check=False
-    )
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
+    if done.returncode == NOT_FOUND:
+        return {}
     if done.returncode:
         return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
     return {str(name): int(size) for name, size in json.loads(done.stdout.splitlines()[-1]).items()}
@@ -37,9 +48,13 @@ def peaks(spec: str, dtype: str, layout: str) -> dict[str, int] | str:
 def _measured(kit: Kit) -> dict[str, int]:
     if not sys.platform.startswith("linux"):
         kit.inapplicable(f"memory is measured on Linux, not on {sys.platform}")
+    if "cpu" not in kit.has.devices:
+        kit.inapplicable("its arrays are not in the memory of a process")
     if not kit.subject.spec:
         kit.inapplicable("it cannot be made again in another process: it has no spec")
     found = peaks(kit.subject.spec, kit.dtype, kit.layout)
+    if not found:
+        kit.inapplicable("it cannot be made again in another process: it is not found there")
     if isinstance(found, str):
         raise RuntimeError(f"the process that measures memory failed: {found}")
     return found

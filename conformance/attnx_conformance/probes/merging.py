@@ -6,6 +6,7 @@ output, and breaks here.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,14 @@ __all__ = ["PROBES"]
 def _joined(kit: Kit, q: Array, k: Array, v: Array, cuts: Any, **options: Any) -> Answer:
     """`attnx.merge` of the subject's answers over `k[cuts[n]:cuts[n + 1]]`."""
     mask, parts = options.pop("mask", None), []
-    for first, last in zip(cuts[:-1], cuts[1:], strict=True):
+    for first, last in pairwise(cuts):
         more = {} if mask is None else {"mask": np.ascontiguousarray(mask[..., first:last])}
         keys = slice(None), slice(None), slice(first, last)
         args, given = kit.arguments(q, k[keys], v[keys], **more, **options)
         parts.append(kit.subject.attention(args.q, args.k, args.v, **given, return_lse=True))
     orders = [parts, parts[::-1]]
     made = [dict(zip(("out", "lse"), attnx.merge(order), strict=True)) for order in orders]
-    first_way, second_way = (kit._back(answer) for answer in made)
+    first_way, second_way = (kit.back(answer) for answer in made)
     limits = kit.bounds(q, k, v, **options, **({} if mask is None else {"mask": mask}))
     kit.same(first_way, second_way, limits, what="parts in the other order")
     return first_way

@@ -11,7 +11,7 @@ import numpy as np
 
 from attnx.masks import Lengths
 
-from ._kit import Answer, Kit, rows
+from ._kit import Answer, Kit, piece
 from ._probe import Probe
 
 __all__ = ["PROBES"]
@@ -74,7 +74,7 @@ def _queries_come_in_chunks(kit: Kit) -> None:
         part = {name: array[..., chunk, :] for name, array in extras.items()}
         at = (slice(None), slice(None), chunk)
         made = kit.call(q[at], k, v, **part)
-        kit.same(made, rows(whole, at), limits, at=at, what=f"queries {chunk.start}:{chunk.stop}")
+        kit.same(made, piece(whole, at), limits, at=at, what=f"queries {chunk.start}:{chunk.stop}")
 
 
 def _queries_do_not_see_each_other(kit: Kit) -> None:
@@ -85,7 +85,9 @@ def _queries_do_not_see_each_other(kit: Kit) -> None:
     other[:, :, 4] = q[:, :, 4]
     at = (slice(None), slice(None), slice(4, 5))
     ours, theirs = kit.call(q, k, v, **d), kit.call(other, k, v, **d)
-    _unchanged(kit, rows(ours, at), rows(theirs, at), kit.bounds(q, k, v, **d), at, "other queries")
+    _unchanged(
+        kit, piece(ours, at), piece(theirs, at), kit.bounds(q, k, v, **d), at, "other queries"
+    )
 
 
 def _tokens_have_no_positions(kit: Kit) -> None:
@@ -135,9 +137,9 @@ def _heads_are_independent(kit: Kit) -> None:
     d, g = kit.cotangents(q, v), kit.Hq // kit.Hk
     kv, own = slice(1, 2), slice(g, 2 * g)
     changed = []
-    for x, at in ((q, own), (k, kv), (v, kv)):
+    for x, heads in ((q, own), (k, kv), (v, kv)):
         other = (kit.draw(*x.shape) * x.dtype.type(3)).astype(x.dtype)
-        other[:, at] = x[:, at]
+        other[:, heads] = x[:, heads]
         changed.append(other)
     spans = dict.fromkeys(("dk", "dv"), kv)
     pick = {n: (slice(None), spans.get(n, own)) for n in ("out", "lse", "dq", "dk", "dv")}
@@ -174,7 +176,7 @@ def _padded(kit: Kit, filling: float) -> None:
                 answer[name] = answer[name][:, :, : kit.L]
         kit.same(answer, cut, limits, what=f"padded with {value}")
         made.append(answer)
-    _unchanged(kit, *made, limits, ..., "padding")
+    kit.same(made[0], made[1], limits, what=f"padded with {filling} and with 0")
 
 
 def _padding_has_no_effect(kit: Kit) -> None:
@@ -185,6 +187,19 @@ def _padding_has_no_effect(kit: Kit) -> None:
 def _poisoned_padding_has_no_effect(kit: Kit) -> None:
     """NaN in hidden keys and values too (S4.1)."""
     _padded(kit, np.nan)
+
+
+def _hidden_keys_change_no_bit(kit: Kit) -> None:
+    """To the bit, where that is declared: small calls and calls of several tiles (S4.1)."""
+    for length in (kit.L, 300):
+        q, k, v = kit.inputs(length, length + 7, B=1)
+        d, made = kit.cotangents(q, v), []
+        for value in (0.0, 7.0, np.nan):
+            k, v = k.copy(), v.copy()
+            k[:, :, length:] = v[:, :, length:] = value
+            made.append(kit.call(q, k, v, mask=Lengths(length), **d))
+        for value, answer in zip((7.0, np.nan), made[1:], strict=True):
+            kit.identical(answer, made[0], f"{length} keys, hidden ones hold {value} and not 0")
 
 
 PROBES = (
@@ -202,4 +217,6 @@ PROBES = (
           ids=("B14",)),
     Probe("poisoned-padding-has-no-effect", ("S4.1",), "masks", _poisoned_padding_has_no_effect,
           needs=("isolation",), ids=("B1", "B7", "B8")),
+    Probe("hidden-keys-change-no-bit", ("S4.1",), "masks", _hidden_keys_change_no_bit,
+          needs=("isolation", "deterministic")),
 )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,6 +65,8 @@ class Wrong:
         give: the arguments that differ from a right call.
         says: what else the message must hold. "{shape}" and "{dtype}" stand for those of the
             argument as it came.
+        needs_contents: whether what is wrong stands in an array: where that cannot be read without
+            waiting for a device, it is clamped instead.
     """
 
     what: str
@@ -71,6 +74,7 @@ class Wrong:
     error: type[Exception]
     give: Callable[[Valid], dict[str, Any]]
     says: tuple[str, ...] = ()
+    needs_contents: bool = False
 
 
 def _value(
@@ -106,7 +110,7 @@ SHAPES = (
 )  # fmt: skip
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-DTYPES_ = (
+ELEMENTS = (
     _type("integers", "q", lambda c: c.cast("q", "k", "v", to=np.int32), *FLOATS, "{dtype}"),
     _type("booleans", "q", lambda c: c.cast("q", "k", "v", to=np.bool_), *FLOATS, "{dtype}"),
     _type("complex numbers", "q", lambda c: c.cast("q", "k", "v", to=np.complex64), *FLOATS,
@@ -160,10 +164,12 @@ MASKS = (
            f"{L + 1}"),
     _value("a prefix beyond the keys", "Prefix.n", lambda c: {"mask": Prefix(L + 1)}, f"Lk={L}",
            f"{L + 1}"),
-    _value("lengths beyond the keys", "Lengths.kv",
-           lambda c: {"mask": Lengths(_readable(c, [1, L + 1]))}, f"[0, Lk={L}]", f"{L + 1}"),
-    _value("negative lengths", "Lengths.kv", lambda c: {"mask": Lengths(_readable(c, [1, -1]))},
-           f"[0, Lk={L}]", "-1"),
+    Wrong("lengths beyond the keys", "Lengths.kv", ArgumentError,
+          lambda c: {"mask": Lengths(c.array([1, L + 1], np.int32))}, (f"[0, Lk={L}]", f"{L + 1}"),
+          needs_contents=True),
+    Wrong("negative lengths", "Lengths.kv", ArgumentError,
+          lambda c: {"mask": Lengths(c.array([1, -1], np.int32))}, (f"[0, Lk={L}]", "-1"),
+          needs_contents=True),
     _value("lengths of another batch", "Lengths.kv",
            lambda c: {"mask": Lengths(c.array([1, 2, 3], np.int32))}, "*B", f"({B},)", "(3,)"),
     _type("floating lengths", "Lengths.kv",
@@ -197,14 +203,8 @@ ADDED = (
 )  # fmt: skip
 
 
-def _readable(c: Valid, values: list[int]) -> Any:
-    """Counts that can be read without waiting for a device; elsewhere they are clamped (S8.1)."""
-    made = c.array(values, np.int32)
-    return made if c.kit.lane.readable(made) else c.array([1, 2], np.int32)
-
-
 CLASSES: dict[str, tuple[Wrong, ...]] = {
-    "shapes": SHAPES, "dtypes": DTYPES_, "scalars": SCALARS, "masks": MASKS, "added": ADDED,
+    "shapes": SHAPES, "dtypes": ELEMENTS, "scalars": SCALARS, "masks": MASKS, "added": ADDED,
 }  # fmt: skip
 
 
@@ -259,14 +259,12 @@ def _refuses(rows: tuple[Wrong, ...]) -> Callable[[Kit], None]:
             before = sum(witness.calls.values())
             kit.require(before > 0, f"a right call never reached {kit.subject.name}")
             for row in rows:
-                (q, k, v), options = _arguments(c, row.give(c))
-                came = ({"q": q, "k": k, "v": v} | options).get(row.argument)
-                if row.what in ("lengths beyond the keys", "negative lengths"):
-                    counts = options["mask"].kv
-                    if not kit.lane.readable(counts):
-                        continue
+                operands, options = _arguments(c, row.give(c))
+                if row.needs_contents and not kit.lane.readable(options["mask"].kv):
+                    continue
+                came = (dict(zip("qkv", operands, strict=True)) | options).get(row.argument)
                 for entry in (subject.attention, subject.attention_vjp):
-                    _told(kit, row, lambda entry=entry: entry(q, k, v, **options), came)
+                    _told(kit, row, partial(entry, *operands, **options), came)
                     after = sum(witness.calls.values())
                     kit.require(after == before, f"{row.what}: told after something was computed")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from attnx.masks import Lengths
 from attnx_conformance._marshal import Arguments
 from attnx_conformance.plain import numpy_dtype
 
@@ -25,14 +26,10 @@ def _repeats_to_the_bit(kit: Kit) -> None:
     """The same call gives the same bits, gradients too, over several tiles and tokens."""
     q, k, v = kit.inputs(Lq=300, Lk=300, B=2)
     d = kit.cotangents(q, v)
-    for what, run in (
-        ("a call", lambda: kit.call(q, k, v, causal=True)),
-        ("a call with gradients", lambda: kit.call(q, k, v, causal=True, **d)),
-    ):
-        if what == "a call" or d:
-            first = run()
-            for _ in range(3):
-                kit.identical(run(), first, f"{what} repeated")
+    for what, more in (("a call", {}), ("a call with gradients", d)):
+        first = kit.call(q, k, v, causal=True, **more)
+        for _ in range(3):
+            kit.identical(kit.call(q, k, v, causal=True, **more), first, f"{what} repeated")
 
 
 def _at_once(work: Callable[[int], Any]) -> list[Any]:
@@ -49,6 +46,7 @@ def _at_once(work: Callable[[int], Any]) -> list[Any]:
 
 def _threads_get_their_own_answers(kit: Kit) -> None:
     """Eight calls at once on different inputs are eight calls one after the other."""
+    options: dict[str, Any] = {"causal": True} if kit.able(causal=True) else {}
     calls = []
     for _ in range(THREADS):
         q, k, v = kit.inputs(B=1)
@@ -56,29 +54,30 @@ def _threads_get_their_own_answers(kit: Kit) -> None:
 
     def work(n: int) -> list[Answer]:
         q, k, v, d = calls[n]
-        return [kit.call(q, k, v, causal=True, **d) for _ in range(ROUNDS)]
+        return [kit.call(q, k, v, **options, **d) for _ in range(ROUNDS)]
 
     for n, answers in enumerate(_at_once(work)):
         q, k, v, d = calls[n]
         for answer in answers:
-            kit.right(answer, q, k, v, causal=True, what=f"thread {n} of {THREADS}", **d)
+            kit.right(answer, q, k, v, what=f"thread {n} of {THREADS}", **options, **d)
 
 
 def _threads_share_inputs_unharmed(kit: Kit) -> None:
     """Eight calls at once on the same keys read them, and leave them as they were."""
+    options: dict[str, Any] = {"causal": True} if kit.able(causal=True) else {}
     queries = [kit.inputs(B=1)[0] for _ in range(THREADS)]
     q, k, v = kit.inputs(B=1)
-    shared, given = kit.arguments(q, k, v, causal=True)
+    shared, given = kit.arguments(q, k, v, **options)
     before = shared.snapshot(kit.lane)
-    own = [kit.arguments(query, k, v, causal=True)[0].q for query in queries]
+    own = [kit.arguments(query, k, v, **options)[0].q for query in queries]
 
     def work(n: int) -> list[Answer]:
         args = Arguments(**{**vars(shared), "q": own[n]})
-        return [kit._forward(args, given, kit.has.lse) for _ in range(ROUNDS)]
+        return [kit.forward(args, given, kit.has.lse) for _ in range(ROUNDS)]
 
     for n, answers in enumerate(_at_once(work)):
         for answer in answers:
-            kit.right(answer, queries[n], k, v, causal=True, what=f"thread {n} of {THREADS}")
+            kit.right(answer, queries[n], k, v, what=f"thread {n} of {THREADS}", **options)
     after = shared.snapshot(kit.lane)
     for name, old in before.items():
         kit.require(
@@ -93,7 +92,8 @@ def _the_route_is_its_own(kit: Kit) -> None:
     with kit.subject.watched() as witness:
         if witness is None:
             kit.inapplicable("a plain function is its own route")
-        runs = [("a plain call", {}), ("a causal call", {"causal": True})]
+        runs: list[tuple[str, dict[str, Any]]] = [("a plain call", {})]
+        runs += [("a call with lengths", {"mask": Lengths(kit.L - 3)})]
         runs += [("a call with gradients", d)] if d else []
         for what, options in runs:
             before = sum(witness.calls.values())
@@ -150,13 +150,15 @@ def _strides_past_31_bits(kit: Kit) -> None:
         mask = _far(options["mask"][None, None], lines, 0)[0, 0]
         given["mask"] = _adopted(kit, mask, mask)
     moved_args = Arguments(**{**vars(args), **dict(zip("qkv", adopted, strict=True))})
-    kit.right(kit._forward(moved_args, given, kit.has.lse), q, k, v, what="far rows", **options)
+    kit.right(kit.forward(moved_args, given, kit.has.lse), q, k, v, what="far rows", **options)
     d = {name: x for name, x in kit.cotangents(q, v).items() if name == "d_out"}
     if d and "vjp" in kit.subject.ways:
-        moved_args = Arguments(**{**vars(moved_args), "d_out": kit.arguments(q, k, v, **d)[0].d_out})
-        made, grads = kit._vjp(moved_args, given)
+        moved_args = Arguments(
+            **{**vars(moved_args), "d_out": kit.arguments(q, k, v, **d)[0].d_out}
+        )
+        made, grads = kit.vjp(moved_args, given)
         answer = {"out": made[0]} | {f"d{n}": x for n, x in grads.items() if x is not None}
-        kit.right(kit._back(answer), q, k, v, what="far rows", **options, **d)
+        kit.right(kit.back(answer), q, k, v, what="far rows", **options, **d)
 
 
 def _adopted(kit: Kit, view: Array, far: Array) -> Any:

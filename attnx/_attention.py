@@ -3,7 +3,8 @@
 A plain call has no mask object, bias, softcap, sinks or dropout, arrays of four axes in `bhsd`, and
 a scale that is a Python float or left out. Its shapes and values are checked on every call; what is
 not plainly right is left to the long way, which knows how to say what is wrong. The key holds
-everything the plan depends on, so a plan never serves a call of another class.
+everything the plan depends on, so a plan never serves a call of another class; what the process's
+default backend was is not in it, and a new default forgets these plans.
 
 The fast path stands inside `attention` itself: a call of a function that hands eight arguments on
 costs as much as all the checks of their values.
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnx._call import Call, Options, prepare
 from attnx._checks import FLOAT32_MAX
-from attnx._choice import context, process, requested
+from attnx._choice import context, on_default, requested
 from attnx._dispatch import lane_of, make_plan
 from attnx._registry import registry
 
@@ -48,7 +49,14 @@ def _forget() -> None:
     _lanes, _plain, _plans = {}, {}, {}
 
 
+def _forget_plain() -> None:
+    """The process's default has changed, which the fast path's key leaves out to be short."""
+    global _plain
+    _plain = {}
+
+
 registry.on_change.append(_forget)
+on_default.append(_forget_plain)
 
 
 def plan_for(choice: Choice, cls: CallClass) -> Plan:
@@ -148,8 +156,7 @@ def attention(
                 ):
                     asked = _asked(causal, scale, return_lse, backend)
                 found = _plain.get((
-                    extra, dtype, D, Dv, Hq == Hk, Lq == Lk, assume_finite, asked,
-                    context.get() or process.default,
+                    extra, dtype, D, Dv, Hq == Hk, Lq == Lk, assume_finite, asked, context.get(),
                 ))  # fmt: skip
         except (ValueError, RuntimeError, TypeError):
             pass  # other ranks; a nested tensor, without a shape; an unhashable `backend=`
@@ -215,7 +222,7 @@ def _remember(
     q, call = ready.q, ready.call
     key = (
         extra, q.dtype, call.D, call.Dv, call.Hq == call.Hk, call.Lq == call.Lk,
-        options.assume_finite, asked, context.get() or process.default,
+        options.assume_finite, asked, context.get(),
     )  # fmt: skip
     lanes, plain = kept
     lanes[type(q)] = lane.fast_key

@@ -16,7 +16,7 @@ from attnx._settings import SETTINGS
 from attnx.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
 __all__ = ["Choice", "requested", "set_default_backend", "use_backend"]
@@ -68,6 +68,9 @@ class _Process:
         else Choice(normalize(SETTINGS.backend, "ATTNX_BACKEND"), "ATTNX_BACKEND")
     )
 
+
+on_default: list[Callable[[], None]] = []
+"""Called when the process-wide default has changed: plans that were made for it are out of date."""
 
 context: ContextVar[Choice | None] = ContextVar("attnx_backend", default=None)
 process = _Process()
@@ -173,4 +176,6 @@ def set_default_backend(backend: str | Backend | Sequence[str | Backend] | None)
     """
     names = normalize(backend, "set_default_backend")
     process.default = _Process.default if names is None else Choice(names, "set_default_backend")
+    for forget in on_default:
+        forget()
     _install.tell()

@@ -48,19 +48,18 @@ def interleaved(
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
-def differences(
-    runs: dict[str, Callable[[], Any]], base: str, count: int = 300, rounds: int = 201
-) -> dict[str, float]:
-    """Median of what a call costs beyond `base` in the same round; of `base` its own median."""
+def quantiles(
+    runs: dict[str, Callable[[], Any]], count: int = 300, rounds: int = 400
+) -> dict[str, tuple[float, float]]:
+    """µs a call of each, in turn: the median, and the tenth percentile, which neighbours spare."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            taken[name].append(seconds(run, count))
-    beyond = {
-        name: statistics.median(x - y for x, y in zip(values, taken[base], strict=True))
+            taken[name].append(seconds(run, count) * 1e6)
+    return {
+        name: (statistics.median(values), statistics.quantiles(values, n=10)[0])
         for name, values in taken.items()
     }
-    return beyond | {base: statistics.median(taken[base])}
 
 
 def _overhead(attention: Any, direct: Any, F: Any, q: Any, k: Any, v: Any) -> str:
@@ -76,12 +75,15 @@ def _overhead(attention: Any, direct: Any, F: Any, q: Any, k: Any, v: Any) -> st
         "look": lambda: attention(q, k, v),
         "shape": lambda: q.shape,
     }
-    took = {name: x * 1e6 for name, x in differences(runs, "kernel").items()}
-    return (
-        f"kernel {took['kernel']:.1f}, overhead {took['call']:.2f}, the look for NaN "
-        f"{took['look'] - took['call']:.1f}; to read a shape takes "
-        f"{took['shape'] + took['kernel']:.2f}"
-    )
+    took = quantiles(runs)
+    lines = []
+    for which, name in enumerate(("median", "tenth percentile")):
+        kernel, call, look, shape = (took[x][which] for x in ("kernel", "call", "look", "shape"))
+        lines.append(
+            f"{name}: kernel {kernel:.1f}, overhead {call - kernel:.2f}, the look for NaN "
+            f"{look - call:.1f}, one look at a shape {shape:.2f}"
+        )
+    return "; ".join(lines)
 
 
 def overhead() -> None:

@@ -106,7 +106,7 @@ def run(
             metavar="A,B,...",
             show_default=False,
             help="What the function takes beside q, k, v: causal, mask, bias, scale, softcap, "
-            "sinks, lse, gqa, gradients.",
+            "sinks, lse, gqa, gradients, memory (grows with L alone).",
         ),
     ] = "",
     isolation: Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from attnx.plugin import MASK_KINDS, ArrayBackend, Capabilities, Gradients
-from attnx_numpy import _backward, _forward, _small
+from attnx_numpy import _backward, _forward, _hidden, _small
 from attnx_numpy._lane import LANE
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ class NumpyBackend(ArrayBackend):
         with LANE.quiet():
             if _small.suits(q, k, v, call):
                 return _small.forward(q, k, v, call)
+            if _small.fits(call) and _hidden.hides(call):
+                k, v = _hidden.cleaned(k, v, call)
+                if _small.suits(q, k, v, call):
+                    return _small.forward(q, k, v, call)
         return _forward.forward(q, k, v, call)
 
     def backward(

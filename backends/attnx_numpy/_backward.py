@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnx.plugin import Gradients
-from attnx_numpy import _threads
+from attnx_numpy import _hidden, _threads
 from attnx_numpy._forward import block_sizes
 from attnx_numpy._scores import Operands, Strip, finite, leaked, strips
 from attnx_numpy._tiles import Tile, TilePlan
@@ -37,6 +37,9 @@ def backward(
     q_size = min(q_size * 2, 512)
     with np.errstate(all="ignore"):
         operands = Operands(call, q, k, v, TilePlan(call, q_size, k_size))
+        if operands.careful and _hidden.hides(call):
+            k, v = _hidden.cleaned(k, v, call)
+            operands = Operands(call, q, k, v, operands.plan)
         careful = not call.assume_finite and not finite(d_out)
         operands.careful |= careful or not lse.max() < np.inf
         sums = _Sums(operands, out, lse, d_out, d_lse, count)

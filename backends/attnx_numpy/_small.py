@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from attnx.plugin import Call, CallClass
 
-__all__ = ["direct", "forward", "suits"]
+__all__ = ["direct", "fits", "forward", "suits"]
 
 SCORES = 1 << 16
 """Most scores of a small call: 256 KB of float32."""
@@ -28,10 +28,14 @@ SCORES = 1 << 16
 FULL: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
 
 
+def fits(call: Call) -> bool:
+    """Whether a call is small, and not empty."""
+    return 0 < call.B * call.Hq * call.Lq * call.Lk <= SCORES
+
+
 def suits(q: Any, k: Any, v: Any, call: Call) -> bool:
-    """Whether a call is small, not empty, and holds nothing that must be isolated."""
-    scores = call.B * call.Hq * call.Lq * call.Lk
-    if not 0 < scores <= SCORES:
+    """Whether a call fits, and holds nothing that must be isolated."""
+    if not fits(call):
         return False
     return call.assume_finite or (finite(q, k, v) and (call.bias is None or _tame(call.bias)))
 

@@ -27,7 +27,7 @@ class ForwardErrors:
         E: Absolute error of the score that the softmax sees; `E_raw` before softcap and bias.
         rho: Relative error of P as the forward pass computes it.
         spread: `P * rho`, and its sum `shift`, by which the denominator may move.
-        B_lse: Bound of lse.
+        B_lse: Bound of lse; and `lost`, that of lse less the maximum it was made from.
         B_out: Bound of the output.
         rows_either: Rows with an infinite visible score beside finite ones: they may be NaN.
         faint: Pairs whose P may have underflowed to 0.
@@ -45,16 +45,24 @@ class ForwardErrors:
         self.spread = self.weigh(self.rho)
         self.shift = self.spread.sum(axis=-1)
         lse = np.abs(finite(t.lse))
-        self.B_lse = p.tiny + C * (self.shift + p.g(Lk) + 4 * p.u_a + 2 * p.u_a * lse)
+        summed = p.tiny + C * (self.shift + p.g(Lk) + 4 * p.u_a)
+        self.B_lse = summed + C * 2 * p.u_a * lse
+        # However large lse is, rounding `max + log(sum)` loses no more than the logarithm.
+        self.lost = np.minimum(self.B_lse, summed + np.abs(finite(t.lse - top)))
         self.B_out = self._output()
         infinite = t.visible & np.isinf(t.raw)
         self.rows_either: Bools = any_of(infinite, -1) & np.isfinite(t.lse)
         self.faint: Bools = t.visible & (p.P_faint > t.P)
 
-    def relative(self, distance: Floats) -> Floats:
-        """Relative error of `exp(s - shift)`, where `distance` is `s - shift`."""
-        rho = self.E + self.p.u_a * np.abs(finite(distance)) + 4 * self.p.u_a
-        return np.where(self.E > 0.3, np.minimum(np.expm1(rho), _HOPELESS), rho)
+    def relative(self, distance: Floats, shifted: Floats | float = 0.0) -> Floats:
+        """Relative error of `exp(s - shift)`, where `distance` is `s - shift`.
+
+        Args:
+            distance: the exponent.
+            shifted: the error of the shift itself.
+        """
+        rho = self.E + shifted + self.p.u_a * np.abs(finite(distance)) + 4 * self.p.u_a
+        return np.where(self.E + shifted > 0.3, np.minimum(np.expm1(rho), _HOPELESS), rho)
 
     def weigh(self, error: Floats) -> Floats:
         """`P * error`, 0 where P is 0 even if the error overflowed."""
@@ -119,7 +127,7 @@ class BackwardErrors:
         d_out = np.abs(finite(t.d_out))
         Dv = t.v.shape[-1]
         self.d_out = d_out
-        self.B_P = f.weigh(f.relative(t.s - t.lse[..., None]) + f.B_lse[..., None])
+        self.B_P = f.weigh(f.relative(t.s - t.lse[..., None], f.lost[..., None]))
         self.e_delta = np.sqrt(((d_out * f.B_out) ** 2).sum(axis=-1))
         self.e_delta += p.g(Dv) * (d_out * np.abs(finite(t.out))).sum(axis=-1)
         dP = finite(t.d_out) @ np.swapaxes(finite(t.v), -1, -2)

@@ -56,14 +56,29 @@ class Arguments:
         return {name: value for name, value in given.items() if value is not None}
 
     def snapshot(self, lane: Lane) -> dict[str, Array]:
-        """A copy of the contents of every operand, to see later that none was written to."""
-        names = [field.name for field in fields(self) if field.name != "mask"]
-        given = {name: getattr(self, name) for name in names}
-        return {
-            name: np.array(lane.to_numpy(array))
-            for name, array in given.items()
-            if array is not None
-        }
+        """A copy of the contents of every operand, to see later that none was written to.
+
+        The arrays of a mask, its own or those in a mask object, stand under `mask`, `mask.1` and so
+        on.
+        """
+        return {name: np.array(lane.to_numpy(array)) for name, array in self.arrays(lane)}
+
+    def arrays(self, lane: Lane) -> list[tuple[str, Any]]:
+        """Every array of the call, by name."""
+        found = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        given = [(name, x) for name, x in found if x is not None and name != "mask"]
+        leaves: list[Any] = []
+
+        def keep(_node: Any, _field: str, leaf: Any) -> Any:
+            leaves.append(leaf)
+            return leaf
+
+        if isinstance(self.mask, Mask):
+            map_leaves(self.mask, keep)
+        elif self.mask is not None:
+            leaves.append(self.mask)
+        owned = [leaf for leaf in leaves if lane.owns(leaf)]
+        return given + [(f"mask.{n}" if n else "mask", leaf) for n, leaf in enumerate(owned)]
 
 
 def in_layout(inputs: Inputs, layout: str) -> Inputs:

@@ -151,8 +151,8 @@ class _Trial:
         lacks = self._lacks_gradient(inputs)
         if self.gradients is not None and not lacks:
             self._backward(args, inputs, expected)
-        for name, old in before.items():
-            new = np.asarray(self.lane.to_numpy(getattr(args, name)))
+        for name, array in args.arrays(self.lane):
+            new, old = np.asarray(self.lane.to_numpy(array)), before[name]
             self._require(same_bytes(new, old), f"{name} was written to (S1.4)")
         if self.gradients == "vjp" and lacks:
             return self._refuses(lambda: self._vjp(args, inputs), lacks)

@@ -30,7 +30,7 @@ __all__ = ["FEATURES", "BackendSubject", "FunctionSubject", "Subject", "function
 
 FEATURES = frozenset({
     "causal", "causal_top_left", "causal_bottom_right", "mask", "bias", "scale", "softcap", "sinks",
-    "lse", "gqa", "gradients", "mask_objects",
+    "lse", "gqa", "gradients", "memory", "mask_objects",
 })  # fmt: skip
 """What `FunctionSubject(supports=...)` may name."""
 
@@ -51,6 +51,7 @@ class Subject:
         has_weights: whether it gives the probabilities.
         refuses: whether it must itself refuse what it does not declare; a plain function is simply
             not asked.
+        linear_memory: whether it says that its memory grows with L alone; a backend always does.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Subject:
     layouts: tuple[str, ...] = ("bhsd", "bshd")
     has_weights: ClassVar[bool] = False
     refuses: ClassVar[bool] = False
+    linear_memory: bool = True
 
     def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
         """As `attnx.attention`."""
@@ -154,7 +156,7 @@ class FunctionSubject(Subject):
         _check_signature(fn, supports, not isinstance(layout, str))
         self.fn, self.vjp, self.supports = fn, vjp, frozenset(supports)
         self.name = name or getattr(fn, "__name__", type(fn).__name__)
-        self.isolation = isolation
+        self.isolation, self.linear_memory = isolation, "memory" in supports
         self.spec, self.layouts = spec, (layout,) if isinstance(layout, str) else layout
         self.lane = attnx.get_backend(framework).lane
         self.ways = self._ways()
@@ -257,7 +259,7 @@ KEYWORDS = {
 
 def _check_signature(fn: Any, supports: Collection[str], layout: bool) -> None:
     """Whether a function can be called with what it is said to support."""
-    names = {KEYWORDS.get(name, name) for name in supports} - {"gqa", "gradients"}
+    names = {KEYWORDS.get(name, name) for name in supports} - {"gqa", "gradients", "memory"}
     names |= {"layout"} if layout else set()
     try:
         signature = inspect.signature(fn)

@@ -1,14 +1,13 @@
-"""Every case on every backend that runs here, and properties found by search.
+"""The cases on every backend that runs here, and properties found by search.
 
-By default a case runs once a backend, with a dtype, a layout and a way to gradients that its name
-picks; large cases, and JAX's, which compile, are sampled. `-m sweep` runs the whole product.
+By default it is the suite's quick sample; of JAX's, which compile, a half. `-m sweep` runs every
+case in every dtype, layout and way to gradients.
 """
 
 from __future__ import annotations
 
+import os
 import zlib
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,10 +18,14 @@ from hypothesis import strategies as st
 
 from attnx import _visibility
 from attnx.masks import Causal, Lengths, Prefix, Segments, Starts, Window
-from attnx_conformance.cases import CASES, DTYPES, Case, find
+from attnx_conformance._worker import wide_types
+from attnx_conformance.cases import DTYPES, Case, find
 from attnx_conformance.cases._case import Recipe, Shape
 from attnx_conformance.cases._edits import poison, scaled, spike
-from attnx_conformance.runner import Outcome, run
+from attnx_conformance.results import Result
+from attnx_conformance.runner import examine, run
+from attnx_conformance.subject import BackendSubject
+from attnx_conformance.suite import Selection, Trial, examine_all, trials
 
 LAYOUTS = ("bhsd", "bshd")
 FRAMEWORKS = {"numpy": "numpy", "torch": "torch", "jax": "jax"}
@@ -37,9 +40,6 @@ BACKENDS = [
 ]
 
 
-HEAVY = 40_000
-
-
 # A search on JAX compiles a kernel an example.
 SEARCHED = [
     pytest.param(*p.values, marks=[*p.marks, pytest.mark.sweep]) if p.values == ("jax",) else p
@@ -52,62 +52,44 @@ def ways(backend: str) -> tuple[str, ...]:
     return ("vjp",) if backend == "numpy" else ("vjp", "framework")
 
 
-def wide_types(backend: str, dtype: str) -> AbstractContextManager[Any]:
-    """JAX has float64 only where it is asked for."""
-    if backend == "jax" and dtype == "float64":
-        import jax
-
-        return jax.enable_x64(True)
-    return nullcontext()
-
-
-def outcome(case: Case, backend: str, dtype: str, layout: str, gradients: str) -> Outcome:
-    with wide_types(backend, dtype):
-        return run(case, backend, dtype, layout=layout, gradients=gradients)
-
-
 def default_selection() -> list[Any]:
-    """Small cases, a sixth of the large ones; of JAX's, which compile for a second, an eighth."""
+    """The quick sample on each backend."""
     chosen = []
     for parameter in BACKENDS:
         backend = str(parameter.values[0])
-        for case in CASES:
-            pick = zlib.crc32(case.name.encode())
-            if (case.scores < HEAVY or pick % 6 == 0) and (backend != "jax" or pick % 8 == 1):
-                name = f"{case.name}-{backend}"
-                chosen.append(pytest.param(case, backend, marks=parameter.marks, id=name))
+        if parameter.marks and find_spec(FRAMEWORKS[backend]) is None:
+            continue
+        for trial in trials(BackendSubject(backend), Selection("quick")):
+            pick = zlib.crc32(trial.item.name.encode())
+            if trial.item.is_case and (backend != "jax" or pick >> 20 & 1):
+                name = f"{trial.item.name}-{backend}"
+                chosen.append(pytest.param(trial, backend, marks=parameter.marks, id=name))
     return chosen
 
 
-@pytest.mark.parametrize(("case", "backend"), default_selection())
-def test_case(case: Case, backend: str) -> None:
+@pytest.mark.parametrize(("trial", "backend"), default_selection())
+def test_case(trial: Trial, backend: str) -> None:
     """A case passes, or is refused as declared."""
-    pick = zlib.crc32(f"{case.name} {backend}".encode())
-    dtype = case.dtypes[pick % len(case.dtypes)]
-    way = ways(backend)[(pick >> 9) % len(ways(backend))]
-    got = outcome(case, backend, dtype, LAYOUTS[(pick >> 8) % 2], way)
-    assert got.ok, f"{dtype} {LAYOUTS[(pick >> 8) % 2]} {way}: {got.verdict}: {got.detail}"
-
-
-def products() -> Iterator[Any]:
-    for parameter in BACKENDS:
-        backend = str(parameter.values[0])
-        for dtype in DTYPES:
-            for layout in LAYOUTS:
-                for way in ways(backend):
-                    yield pytest.param(backend, dtype, layout, way, marks=parameter.marks)
+    subject = BackendSubject(backend)
+    with wide_types(subject, trial.dtype):
+        got = trial.item.examine(subject, trial.dtype, trial.layout, trial.way, trial.seed)
+    assert got.ok, f"{trial.dtype} {trial.layout} {trial.way}: {got.verdict}: {got.detail}"
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("backend", "dtype", "layout", "gradients"), list(products()))
-def test_all_cases(backend: str, dtype: str, layout: str, gradients: str) -> None:
-    """The whole product: every case, dtype, layout and way to gradients."""
-    faults = []
-    for case in CASES:
-        if dtype in case.dtypes:
-            got = outcome(case, backend, dtype, layout, gradients)
-            if not got.ok:
-                faults.append(f"{case.name}: {got.verdict}: {got.detail}")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_all_cases(backend: str, dtype: str) -> None:
+    """The whole product: every case, layout and way to gradients, in worker processes."""
+    faults: list[str] = []
+    subject = BackendSubject(backend)
+
+    def note(result: Result) -> None:
+        if not result.ok:
+            faults.append(f"{result.command}: {result.detail}")
+
+    planned = trials(subject, Selection("full", dtypes=(dtype,)))
+    examine_all(subject, planned, jobs=os.cpu_count() or 1, on_result=note)
     assert not faults, "\n".join(faults)
 
 
@@ -206,6 +188,7 @@ def test_searched_calls(backend: str, found: tuple[Case, int], pick: int) -> Non
     case, seed = found
     dtype, layout = DTYPES[pick % 4], LAYOUTS[(pick >> 2) % 2]
     way = ways(backend)[(pick >> 3) % len(ways(backend))]
-    with wide_types(backend, dtype):
-        got = run(case, backend, dtype, seed=seed, layout=layout, gradients=way)
+    subject = BackendSubject(backend)
+    with wide_types(subject, dtype):
+        got = examine(case, subject, dtype, seed=seed, layout=layout, gradients=way)
     assert got.ok, f"{dtype} {layout} {way}: {got.verdict}: {got.detail}"

@@ -1,6 +1,6 @@
 """The cases, by class. Each is data: what goes in, and which clauses and known faults it guards."""
 
-from . import bias, empty_rows, gradients, isolation, masks, numerics, outputs, strides
+from . import bias, empty_rows, gradients, isolation, masks, more, numerics, outputs, strides, wild
 from ._case import DTYPES, Case, Inputs, Shape
 
 __all__ = ["CASES", "DTYPES", "Case", "Inputs", "Shape", "find"]
@@ -14,6 +14,8 @@ CASES: tuple[Case, ...] = (
     *numerics.CASES,
     *gradients.CASES,
     *strides.CASES,
+    *more.CASES,
+    *wild.CASES,
 )
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from attnx.masks import Lengths, Predicate, Window
 
-from ._case import BASE, Case, Context, Recipe, Shape, square
-from ._edits import poison, put, scaled, shifted, spike
+from ._case import BASE, DTYPES, Case, Context, Recipe, Shape, square
+from ._edits import poison, put, scaled, set_to, shifted, spike
 
 __all__ = ["CASES"]
 
@@ -51,12 +51,15 @@ def _hides(ctx: Context) -> Any:
 
 def _case(
     name: str, profile: str, shape: Shape, *edits: Any, mask: Any = None, bias: Any = None,
-    sinks: bool = False, clauses: tuple[str, ...], ids: tuple[str, ...] = (),
-    needs: tuple[str, ...] = (), **options: Any,
+    sinks: bool = False, sinks_dtype: str | None = None, clauses: tuple[str, ...],
+    ids: tuple[str, ...] = (), needs: tuple[str, ...] = (), **options: Any,
 ) -> Case:  # fmt: skip
-    inputs = Recipe(shape, mask=mask, bias=bias, sinks=sinks, edits=edits,
-                    causal=options.get("causal", False))  # fmt: skip
-    return Case(name, clauses, profile, inputs, options, needs=needs, ids=ids)
+    inputs = Recipe(
+        shape, mask=mask, bias=bias, sinks=sinks, sinks_dtype=sinks_dtype, edits=edits,
+        causal=options.get("causal", False),
+    )  # fmt: skip
+    dtypes = DTYPES if sinks_dtype is None else ("float16", "bfloat16", "float32")
+    return Case(name, clauses, profile, inputs, options, needs=needs, ids=ids, dtypes=dtypes)
 
 
 # Where out has v's shape and v's values, a kernel may return v itself.
@@ -83,6 +86,10 @@ _STEPS = (
 _SINKS = (
     _case("sinks-above-all", "numerics", BASE, put("sinks", slice(0, 3), 200.0), sinks=True,
           clauses=("S2.3", "S5.3")),
+    _case("sinks-float32-causal", "masks", square(33), sinks=True, sinks_dtype="float32",
+          causal=True, clauses=("S2.3", "S2.4")),
+    _case("sinks-float32-one-query", "masks", STEP, sinks=True, sinks_dtype="float32",
+          clauses=("S2.3", "S2.4")),
     _case("sinks-above-all-causal", "numerics", square(33), put("sinks", slice(0, 3), 120.0),
           shifted(q=4.0, k=-4.0), sinks=True, causal=True, clauses=("S2.3", "S5.3")),
 )  # fmt: skip
@@ -92,6 +99,8 @@ _TILES = (
           mask=Predicate(lambda b, h, i, j: (3 * i + j + h) % 7 > 2), clauses=("S3.6",)),
     _case("predicate-period-5", "masks", BASE._replace(Lq=9, Lk=300),
           mask=Predicate(lambda b, h, i, j: (i + j + b) % 5 != 0), clauses=("S3.6",)),
+    _case("predicate-period-9", "masks", WIDE,
+          mask=Predicate(lambda b, h, i, j: (i + 2 * j + 3 * h) % 9 > 3), clauses=("S3.6",)),
     _case("bias-many-queries", "masks", TALL, bias=_bias(0), clauses=("S2", "S6.3")),
     _case("bias-many-queries-keys", "masks", TALL, bias=_bias(0, 1), causal="top_left",
           clauses=("S2", "S3.1")),
@@ -126,6 +135,13 @@ _WIDE = (
           clauses=("S2.3", "S5.3")),
 )  # fmt: skip
 
+_SUMS = (
+    _case("gradient-many-queries", "gradients", TALL._replace(Lq=1500, Lk=5),
+          set_to(q=0.0, d_out=1.0), clauses=("S5.2", "S6.1")),
+    _case("gradient-many-queries-causal", "gradients", TALL._replace(Lq=1300, Lk=2),
+          set_to(q=0.0, d_out=1.0), causal="top_left", clauses=("S5.2", "S6.1")),
+)  # fmt: skip
+
 _COTANGENTS = (
     _case("live-cotangent-nan-window", "numerics", square(33),
           put("d_out", (1, 4, 20, 2), NAN), mask=Window(3, 2), clauses=("S6.4",),
@@ -144,4 +160,4 @@ _NEGATIVE = (
           scale=-1.0, clauses=("S2", "S5.3")),
 )  # fmt: skip
 
-CASES = (*_ONE_PAIR, *_STEPS, *_SINKS, *_TILES, *_WIDE, *_COTANGENTS, *_NEGATIVE)
+CASES = (*_ONE_PAIR, *_STEPS, *_SINKS, *_TILES, *_WIDE, *_SUMS, *_COTANGENTS, *_NEGATIVE)

@@ -14,6 +14,7 @@ from ._sight import Call
 __all__ = ["FAULTS"]
 
 fault = of_kind("behaviour")
+dtypes = of_kind("dtypes")
 
 
 def _writes(name: str, rule: Callable[[Call, Any], Any]) -> Any:
@@ -141,15 +142,15 @@ FAULTS: tuple[Fault, ...] = (
     fault("race-in-backward", "atomic sums of dq lose a tile now and then", add=_atomic),
     fault("mask-cached-by-shape", "a second mask of the same shape gets the first one's",
           visible=_cached),
-    fault("out-in-float32", "out is not cast back", give=_typed(lambda c, n: np.float32, "out")),
-    fault("out-in-float16", "out is always float16", give=_typed(lambda c, n: np.float16, "out")),
-    fault("lse-in-input-dtype", "lse comes in the inputs' dtype",
+    dtypes("out-in-float32", "out is not cast back", give=_typed(lambda c, n: np.float32, "out")),
+    dtypes("out-in-float16", "out is always float16", give=_typed(lambda c, n: np.float16, "out")),
+    dtypes("lse-in-input-dtype", "lse comes in the inputs' dtype",
           give_lse=lambda self, c, lse: Kernel.give_lse(self, c, lse).astype(c.low)),
-    fault("lse-always-float64", "lse comes in float64",
+    dtypes("lse-always-float64", "lse comes in float64",
           give_lse=lambda self, c, lse: Kernel.give_lse(self, c, lse).astype(np.float64)),
-    fault("gradients-in-float32", "gradients are not cast back",
+    dtypes("gradients-in-float32", "gradients are not cast back",
           give=_typed(lambda c, n: np.float32, "dq", "dk", "dv")),
-    fault("dbias-in-input-dtype", "dbias comes in q's dtype",
+    dtypes("dbias-in-input-dtype", "dbias comes in q's dtype",
           give=_typed(lambda c, n: c.low, "dbias")),
     fault("drops-bias-beside-sinks", "bias is dropped beside sinks",
           options=_dropped("bias", lambda o: o.get("sinks") is not None)),

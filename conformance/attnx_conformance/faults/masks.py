@@ -16,6 +16,10 @@ from ._sight import Call
 __all__ = ["FAULTS"]
 
 fault = of_kind("masks")
+combined = of_kind("combined")
+segments = of_kind("segments")
+prefix = of_kind("prefix")
+predicate = of_kind("predicate")
 
 
 def _dropped(when: Callable[[Call], bool]) -> Any:
@@ -232,29 +236,31 @@ FAULTS: tuple[Fault, ...] = (
           step=_step_after),
     fault("mask-first-tile", "every tile reads the mask of the first one", hide=_first_tile_only),
     fault("mask-not-in-backward", "the backward pass has no mask", cotangents=_forgotten),
-    fault("mask-last-part-wins", "of constraints joined by & only the last counts",
+    combined("mask-last-part-wins", "of constraints joined by & only the last counts",
           parts=_last_wins),
-    fault("mask-third-part-lost", "of three constraints the third is lost", parts=_pairs_only),
-    fault("mask-and-is-or", "constraints are joined by or", visible=_any_part),
-    fault("mask-or-is-and", "| is computed as &", or_rule=_or_of_all),
-    fault("mask-or-first-part", "of a | only the first part counts",
+    combined("mask-third-part-lost", "of three constraints the third is lost", parts=_pairs_only),
+    combined("mask-and-is-or", "constraints are joined by or", visible=_any_part),
+    combined("mask-or-is-and", "| is computed as &", or_rule=_or_of_all),
+    combined("mask-or-first-part", "of a | only the first part counts",
           or_rule=lambda self, c, mask: self.rule(c, mask.parts[0])),
-    fault("mask-not-lost", "~ is dropped", not_rule=_not_of_first),
-    fault("mask-not-within-causal", "~ is taken within the causal triangle",
+    combined("mask-not-lost", "~ is dropped", not_rule=_not_of_first),
+    combined("mask-not-within-causal", "~ is taken within the causal triangle",
           not_rule=_complement_of_real),
-    fault("segments-dropped", "documents see each other",
+    segments("segments-dropped", "documents see each other",
           segments_rule=lambda self, c, mask: True),
-    fault("segments-padding-matches", "negative ids see each other", segments_rule=_strangers),
-    fault("segments-first-entry", "the first entry's ids serve all", segments_rule=_first_segments),
-    fault("segments-earlier-seen", "earlier documents are seen", segments_rule=_later_segments),
-    fault("prefix-dropped", "a prefix hides nothing", prefix_rule=lambda self, c, mask: True),
-    fault("prefix-one-more", "j <= n",
+    segments("segments-padding-matches", "negative ids see each other", segments_rule=_strangers),
+    segments("segments-first-entry", "the first entry's ids serve all",
+          segments_rule=_first_segments),
+    segments("segments-earlier-seen", "earlier documents are seen", segments_rule=_later_segments),
+    prefix("prefix-dropped", "a prefix hides nothing", prefix_rule=lambda self, c, mask: True),
+    prefix("prefix-one-more", "j <= n",
           prefix_rule=lambda self, c, mask: self.j(c) <= self.entries(c, mask.n)),
-    fault("prefix-one-less", "j < n - 1",
+    prefix("prefix-one-less", "j < n - 1",
           prefix_rule=lambda self, c, mask: self.j(c) < self.entries(c, mask.n) - 1),
-    fault("predicate-without-batch", "the predicate gets b = 0", predicate_rule=_asked(b=True)),
-    fault("predicate-without-heads", "the predicate gets h = 0", predicate_rule=_asked(h=True)),
-    fault("predicate-of-key-heads", "the predicate gets the key head", predicate_rule=_key_heads),
-    fault("predicate-in-its-tile", "the predicate gets keys counted within a tile",
+    predicate("predicate-without-batch", "the predicate gets b = 0", predicate_rule=_asked(b=True)),
+    predicate("predicate-without-heads", "the predicate gets h = 0", predicate_rule=_asked(h=True)),
+    predicate("predicate-of-key-heads", "the predicate gets the key head",
+          predicate_rule=_key_heads),
+    predicate("predicate-in-its-tile", "the predicate gets keys counted within a tile",
           predicate_rule=_asked(j=True)),
 )  # fmt: skip

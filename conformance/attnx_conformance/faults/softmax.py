@@ -13,6 +13,7 @@ from ._sight import Call
 __all__ = ["FAULTS"]
 
 fault = of_kind("softmax")
+maxima = of_kind("maxima")
 
 
 def _whole_tiles(self: Kernel, c: Call, rows: slice) -> Any:
@@ -204,12 +205,12 @@ FAULTS: tuple[Fault, ...] = (
     fault("softmax-stops-at-4096", "keys past 4096 are never read", key_blocks=_up_to(4096)),
     fault("softmax-every-second-tile", "one of two groups' sums are lost",
           key_blocks=_every_second),
-    fault("softmax-no-max", "scores are not shifted by their maximum", running_max=_no_max),
-    fault("softmax-first-max", "the first tile's maximum serves all", running_max=_first_max),
-    fault("softmax-first-score", "the shift is the first score", running_max=_first_score),
-    fault("softmax-shared-max", "a tile of rows shares one maximum", running_max=_shared_max),
-    fault("softmax-max-from-zero", "the running maximum starts at 0", start=_floor(0.0)),
-    fault("softmax-max-from-minus-1e4", "the running maximum starts at -1e4", start=_floor(-1e4)),
+    maxima("softmax-no-max", "scores are not shifted by their maximum", running_max=_no_max),
+    maxima("softmax-first-max", "the first tile's maximum serves all", running_max=_first_max),
+    maxima("softmax-first-score", "the shift is the first score", running_max=_first_score),
+    maxima("softmax-shared-max", "a tile of rows shares one maximum", running_max=_shared_max),
+    maxima("softmax-max-from-zero", "the running maximum starts at 0", start=_floor(0.0)),
+    maxima("softmax-max-from-minus-1e4", "the running maximum starts at -1e4", start=_floor(-1e4)),
     fault("softmax-output-not-rescaled", "P @ v keeps its old maximum", carry=_carry(True, False)),
     fault("softmax-sum-not-rescaled", "the sum keeps its old maximum", carry=_carry(False, True)),
     fault("softmax-nothing-rescaled", "neither sum is rescaled", carry=_carry(False, False)),

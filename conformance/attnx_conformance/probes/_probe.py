@@ -34,7 +34,7 @@ class Probe:
         profile: as of a `Case`.
         check: raises where the property does not hold.
         needs: fields of `Capabilities` that must be set; "weights", "isolation" (full) and
-            "framework" (the framework's own differentiation) beside them.
+            "framework" (the framework's own differentiation) and "memory" beside them.
         ids: faults of the wild that it would have caught (`O1`, `K4`).
         dtypes: those that it makes sense for.
     """
@@ -83,6 +83,7 @@ def _applies(probe: Probe, subject: Subject, dtype: str, layout: str) -> None:
         "isolation": has.isolation == "full",
         "gradient": has.gradient and bool(subject.ways),
         "framework": "framework" in subject.ways,
+        "memory": subject.linear_memory,
     }
     facts = {
         dtype: dtype in has.dtypes,

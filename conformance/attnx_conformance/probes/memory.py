@@ -99,10 +99,10 @@ def _mask_memory(kit: Kit) -> None:
 
 
 PROBES = (
-    Probe("memory-of-forward", ("S2.5",), "system", _forward_memory, ids=("K5", "O3"),
-          dtypes=("float32",)),
-    Probe("memory-of-backward", ("S2.5",), "system", _backward_memory, needs=("gradient",),
-          dtypes=("float32",)),
-    Probe("memory-of-a-shared-mask", ("S3.3",), "system", _mask_memory, ids=("O5",),
-          dtypes=("float32",)),
+    Probe("memory-of-forward", ("S2.5",), "system", _forward_memory, needs=("memory",),
+          ids=("K5", "O3"), dtypes=("float32",)),
+    Probe("memory-of-backward", ("S2.5",), "system", _backward_memory,
+          needs=("memory", "gradient"), dtypes=("float32",)),
+    Probe("memory-of-a-shared-mask", ("S3.3",), "system", _mask_memory, needs=("memory",),
+          ids=("O5",), dtypes=("float32",)),
 )  # fmt: skip

@@ -49,9 +49,9 @@ class Valid(NamedTuple):
         return numpy_dtype("float16" if self.kit.dtype == "float32" else "float32")
 
     @property
-    def wider(self) -> Any:
-        """A floating dtype that no bias beside q may have."""
-        return np.dtype(np.float16 if self.kit.dtype == "float64" else np.float64)
+    def foreign(self) -> Any:
+        """A floating dtype that no bias beside q may have: neither q's nor float32."""
+        return numpy_dtype("bfloat16" if self.kit.dtype == "float16" else "float16")
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ ADDED = (
     _type("a boolean bias", "bias", lambda c: {"bias": c.array(_ones(L, L))}, "floating", "bool",
           "mask="),
     _type("an integer bias", "bias", lambda c: {"bias": c.array(_ones(L, L), np.int32)}, "int32"),
-    _type("a bias of another dtype", "bias", lambda c: {"bias": c.array(_ones(L, L), c.wider)},
+    _type("a bias of another dtype", "bias", lambda c: {"bias": c.array(_ones(L, L), c.foreign)},
           "float32", "{dtype}"),
     _type("a number as bias", "bias", lambda c: {"bias": 1.0}, "array", "float"),
     _value("a bias of other keys", "bias",

@@ -93,7 +93,8 @@ def _the_route_is_its_own(kit: Kit) -> None:
         if witness is None:
             kit.inapplicable("a plain function is its own route")
         runs: list[tuple[str, dict[str, Any]]] = [("a plain call", {})]
-        runs += [("a call with lengths", {"mask": Lengths(kit.L - 3)})]
+        lengths = {"mask": Lengths(kit.L - 3)}
+        runs += [("a call with lengths", lengths)] if kit.able(**lengths) else []
         runs += [("a call with gradients", d)] if d else []
         for what, options in runs:
             before = sum(witness.calls.values())

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import attnx
 from attnx.cli._exchange import save_arrays
-from attnx.cli._memory import peak_above
 from attnx.cli._records import reason_record
 from attnx.cli._request import load_request
 from attnx.errors import UnavailableBackend, UnknownBackend, UnsupportedError
+from attnx_conformance.resident import peak_above
 
 if TYPE_CHECKING:
     from collections.abc import Callable

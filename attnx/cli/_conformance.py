@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 import attnx
 from attnx.cli._compare import chosen
-from attnx.cli._conformance_tables import print_report
+from attnx.cli._conformance_tables import print_report, print_self_test
 from attnx.cli._options import console, one_line_errors
 from attnx.errors import ArgumentError
 
@@ -148,7 +148,7 @@ def run(
     from attnx_conformance.suite import Selection
 
     if self_test:
-        _self_test(full)
+        _self_test(full, jobs or os.cpu_count() or 1, seed)
         return
     selection = Selection(
         level="full" if full else "quick" if quick else "standard",
@@ -262,11 +262,15 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _self_test(full: bool) -> None:
-    from attnx.cli._conformance_tables import print_self_test
-    from attnx_conformance.selftest import self_test
+def _self_test(full: bool, jobs: int, seed: int) -> None:
+    from attnx_conformance.selftest import in_parts
 
-    made = self_test(stop=None if full else 2)
+    with _progress() as progress:
+        task = progress.add_task("planted faults", total=None)
+        made = in_parts(
+            jobs, stop=None if full else 2, seed=seed,
+            on_part=lambda done, parts: progress.update(task, completed=done, total=parts),
+        )  # fmt: skip
     print_self_test(console(), made)
     if not made.ok:
         raise typer.Exit(1)

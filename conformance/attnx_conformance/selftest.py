@@ -7,18 +7,24 @@ kind: trials are the outer loop, faults the inner one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from itertools import groupby
+from multiprocessing import get_context
 from typing import NamedTuple
 
 from .cases import CASES, DTYPES, Case
-from .faults import CONTROLS, FAULTS, Fault
+from .faults import CONTROLS, FAULTS, Fault, find
 from .runner import Outcome, examine
 
 __all__ = [
-    "HEAVY", "Catch", "SelfTest", "Trial", "alarms", "matrix", "related", "self_test", "trials",
+    "HEAVY", "Catch", "SelfTest", "Trial", "alarms", "in_parts", "matrix", "related", "self_test",
+    "trials",
 ]  # fmt: skip
+
+PART = 14
+"""Faults that one process takes at a time."""
 
 HEAVY = 40_000
 """Cases with more scores a head than this are left out unless asked for."""
@@ -201,6 +207,42 @@ def self_test(
         {fault: _cases(found[fault.name]) for fault in faults},
         {name: tuple(str(catch.trial) for catch in catches) for name, catches in accused.items()},
     )
+
+
+def in_parts(
+    jobs: int, *, stop: int | None = 2, seed: int = 0,
+    on_part: Callable[[int, int], None] = lambda done, parts: None,
+) -> SelfTest:  # fmt: skip
+    """The whole self-test in several processes.
+
+    Args:
+        jobs: how many.
+        stop: as in `self_test`.
+        seed: alike.
+        on_part: called with how many parts are done, and of how many.
+    """
+    by_kind = sorted(FAULTS, key=lambda fault: fault.kind)
+    names = [fault.name for fault in by_kind]
+    none: tuple[str, ...] = ()
+    parts = [(tuple(names[at : at + PART]), none) for at in range(0, len(names), PART)]
+    parts += [(none, (control.name,)) for control in CONTROLS]
+    caught: dict[str, tuple[str, ...]] = {}
+    accused: dict[str, tuple[str, ...]] = {}
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        waiting = [pool.submit(_part, *part, stop, seed) for part in parts]
+        for done, future in enumerate(as_completed(waiting), 1):
+            some_caught, some_accused = future.result()
+            caught |= some_caught
+            accused |= some_accused
+            on_part(done, len(parts))
+    return SelfTest({fault: caught[fault.name] for fault in FAULTS}, accused)
+
+
+def _part(
+    faults: Sequence[str], controls: Sequence[str], stop: int | None, seed: int
+) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    made = self_test(map(find, faults), map(find, controls), stop=stop, seed=seed)
+    return {fault.name: names for fault, names in made.caught.items()}, made.alarms
 
 
 def _one_dtype_each(among: Iterable[Trial]) -> list[Trial]:

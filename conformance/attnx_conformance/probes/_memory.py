@@ -7,19 +7,15 @@ allocator kept from that is given back to the system first, or the second run wo
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
 import json
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from attnx.errors import AttnxError
+from attnx_conformance.resident import peak_above
 from attnx_conformance.subject import Subject, resolve
 
 from ._kit import Kit
@@ -27,53 +23,11 @@ from .memory import HEADS, LENGTHS, NOT_FOUND, WIDE
 
 __all__ = ["main", "peak_of"]
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_MMAP_THRESHOLD = -3  # glibc's mallopt: blocks above this go back to the system when freed
-
 
 def peak_of(work: Callable[[], object]) -> int:
     """Bytes that `work` adds at its peak to the resident memory of this process, once warm."""
     work()
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # musl has neither function
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(_MMAP_THRESHOLD, 128 * 1024)
-        libc.malloc_trim(0)
-    with contextlib.suppress(OSError):
-        _CLEAR.write_text("5", encoding="ascii")
-        before = _status("VmRSS")
-        if 0 < _status("VmHWM") <= before + (1 << 20):
-            work()
-            return max(0, _status("VmHWM") - before)
-    return _sampled(work)
-
-
-def _status(name: str) -> int:
-    for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def _sampled(work: Callable[[], object]) -> int:
-    """Where the high-water mark cannot be reset, a thread looks."""
-    before = peak = _status("VmRSS")
-    done = threading.Event()
-
-    def look() -> None:
-        nonlocal peak
-        while not done.wait(0.0005):
-            peak = max(peak, _status("VmRSS"))
-
-    watcher = threading.Thread(target=look, daemon=True)
-    watcher.start()
-    try:
-        work()
-        peak = max(peak, _status("VmRSS"))
-    finally:
-        done.set()
-        watcher.join()
-    return peak - before
+    return peak_above(work)[0] or 0
 
 
 def _works(subject: Subject, dtype: str, layout: str) -> Iterator[tuple[str, Callable[[], object]]]:

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from attnx.cli import _memory
+from attnx_conformance import resident
 
 MB = 1_000_000
 
@@ -22,7 +22,7 @@ def _work() -> None:
 def test_the_peak_of_a_warm_call_is_its_own() -> None:
     """A second run is weighed like the first, though the allocator has the memory already."""
     _work()
-    peak, method = _memory.peak_above(_work)
+    peak, method = resident.peak_above(_work)
     if method == "maxrss":
         pytest.skip("this system cannot reset a process's peak: the figure is a lower limit")
     assert peak is not None
@@ -39,14 +39,14 @@ def test_sampling_sees_a_peak_that_lasts() -> None:
         time.sleep(0.05)
         del block
 
-    assert 60 * MB < _memory._sampled(held) < 90 * MB
+    assert 60 * MB < resident._sampled(held) < 90 * MB
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="getrusage is POSIX")
 def test_the_last_resort_never_exceeds_the_truth_by_much() -> None:
     """`maxrss` grows only by what exceeds the process's all-time peak."""
     _work()
-    peak, method = _memory._maxrss(_work)
+    peak, method = resident._maxrss(_work)
     assert method == "maxrss"
     assert peak is not None
     assert peak < 90 * MB

@@ -48,7 +48,7 @@ class ForwardErrors:
         summed = p.tiny + C * (self.shift + p.g(Lk) + 4 * p.u_a)
         self.B_lse = summed + C * 2 * p.u_a * lse
         # However large lse is, rounding `max + log(sum)` loses no more than the logarithm.
-        self.lost = np.minimum(self.B_lse, summed + np.abs(finite(t.lse - top)))
+        self.lost = np.minimum(self.B_lse, summed + np.abs(finite(_log_sum(t, top))))
         self.B_out = self._output()
         infinite = t.visible & np.isinf(t.raw)
         self.rows_either: Bools = any_of(infinite, -1) & np.isfinite(t.lse)
@@ -107,6 +107,14 @@ class ForwardErrors:
             B += p.P_underflow * top * (t.visible @ self.v)
         largest = self.v.max(axis=(-2, -1), initial=0.0)[..., None, None]
         return np.asarray(C * B + p.eta + t.grid.Lk * p.tiny * largest)
+
+
+def _log_sum(t: Terms, top: Floats) -> Floats:
+    """lse less the maximum: beside scores of -1e308 even the oracle's own lse has lost it."""
+    total = np.where(t.visible, np.exp(t.s - top[..., None]), 0.0).sum(axis=-1)
+    if t.sinks is not None:
+        total += np.exp(t.sinks[:, None] - top)
+    return np.asarray(np.log(total))
 
 
 class BackwardErrors:

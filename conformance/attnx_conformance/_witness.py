@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from itertools import count
 from typing import Any, Self
 
 import attnx
@@ -22,6 +23,9 @@ AXES = (
 )  # fmt: skip
 
 
+_numbers = count()
+
+
 class Witness:
     """Watches one backend inside a `with` block.
 
@@ -33,15 +37,16 @@ class Witness:
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
+        self._name = f"attnx-conformance-{backend}-{next(_numbers)}"  # one may watch another
         self.calls: Counter[str] = Counter()
         self.ledger: defaultdict[str, set[Any]] = defaultdict(set)
 
     def __enter__(self) -> Self:
-        attnx.register(self, f"attnx-conformance-{self.backend}")  # and every older plan is gone
+        attnx.register(self, self._name)  # and every older plan is gone
         return self
 
     def __exit__(self, *error: object) -> None:
-        attnx.unregister(f"attnx-conformance-{self.backend}")
+        attnx.unregister(self._name)
 
     def notes(self) -> dict[str, Any]:
         """Counts and ledger in plain values."""

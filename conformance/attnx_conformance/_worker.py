@@ -60,7 +60,8 @@ def trial(
                 detail += item.guess(got, subject, dtype, layout, seed)
         except Exception:
             verdict, detail, ratios = "crashed", traceback.format_exc(), {}
-    if verdict == "passed" and witness is not None and witness.calls.total() == before:
+    reached = witness is None or witness.calls.total() > before
+    if verdict == "passed" and item.is_case and not reached:
         verdict = "failed"
         detail = f"nothing reached the backend {subject.name!r}: somebody else did the work"
     return {

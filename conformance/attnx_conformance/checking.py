@@ -23,7 +23,7 @@ from typing import Any
 from ._worker import wide_types
 from .results import Report, Result, versions
 from .subject import FunctionSubject, Subject
-from .suite import Selection, Trial, trials
+from .suite import Selection, Trial, profile_of, trials
 
 __all__ = ["ConformanceError", "check"]
 
@@ -110,7 +110,7 @@ def _run(subject: Subject, trial: Trial) -> Result:
         if got.verdict == "failed":
             guess = item.guess(got, subject, trial.dtype, trial.layout, trial.seed)
     return Result(
-        subject.name, item.name, item.profile, item.clauses, item.ids, trial.dtype, trial.layout,
+        subject.name, item.name, profile_of(item, trial.dtype), item.clauses, item.ids, trial.dtype, trial.layout,
         trial.way, trial.seed, got.verdict, got.detail + guess, got.ratios,
         time.perf_counter() - start, subject.target,
     )  # fmt: skip

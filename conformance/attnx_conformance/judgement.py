@@ -43,7 +43,8 @@ class Judgement:
         detail: One line for a person.
         rms_ratio: RMS of the errors over RMS of the bounds.
         slope: The part of the error that is proportional to the expected values.
-        drift: The slope as a multiple of what independent errors of the bounds' size would give.
+        drift: The slope as a share of what errors of the bounds' size, all of one sign, would give.
+        distinct: How many different values were expected.
     """
 
     ok: bool
@@ -54,6 +55,7 @@ class Judgement:
     rms_ratio: float = 0.0
     slope: float = 0.0
     drift: float = 0.0
+    distinct: int = 0
 
 
 def judge(actual: Any, expected: NDArray[np.float64], bound: Bound) -> Judgement:
@@ -74,7 +76,7 @@ def judge(actual: Any, expected: NDArray[np.float64], bound: Bound) -> Judgement
     with np.errstate(all="ignore"):
         ratio, mismatch = _ratios(got, expected, bound)
         where = tuple(int(n) for n in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
-        rms_ratio, slope, drift = _systematic(got, expected, bound)
+        systematic = _systematic(got, expected, bound)
     worst = float(ratio[where])
     detail = (
         f"at {where}: got {got[where]:.9g}, expected {expected[where]:.9g}, "
@@ -83,7 +85,7 @@ def judge(actual: Any, expected: NDArray[np.float64], bound: Bound) -> Judgement
     count = int(mismatch.sum())
     if count:
         detail += f"; {count} of {got.size} elements finite on one side alone or of the wrong kind"
-    return Judgement(worst <= 1.0, worst, where, count, detail, rms_ratio, slope, drift)
+    return Judgement(worst <= 1.0, worst, where, count, detail, *systematic)
 
 
 def _ratios(
@@ -113,16 +115,16 @@ def _ratios(
 
 def _systematic(
     got: NDArray[np.float64], expected: NDArray[np.float64], bound: Bound
-) -> tuple[float, float, float]:
+) -> tuple[float, float, float, int]:
     """How much of the error is not noise, over the elements that are finite on both sides."""
     use = np.isfinite(got) & np.isfinite(expected) & np.isfinite(bound.limit)
     if not use.any():
-        return 0.0, 0.0, 0.0
+        return 0.0, 0.0, 0.0, 0
     error, truth, limit = got[use] - expected[use], expected[use], bound.limit[use]
     floor = math.sqrt(float(np.mean(limit**2)))
     power = float(truth @ truth)
     rms_ratio = math.sqrt(float(np.mean(error**2))) / floor if floor else 0.0
     along = abs(float(error @ truth))
-    expected_by_chance = math.sqrt(float(np.sum((limit * truth) ** 2)))
+    most = float(limit @ np.abs(truth))
     slope = along / power if power else 0.0
-    return rms_ratio, slope, along / expected_by_chance if expected_by_chance else 0.0
+    return rms_ratio, slope, along / most if most else 0.0, int(np.unique(truth).size)

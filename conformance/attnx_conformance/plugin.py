@@ -20,7 +20,7 @@ from ._worker import wide_types
 from .deviations import load, waive
 from .results import Result
 from .subject import BackendSubject
-from .suite import LEVELS, PROFILES, Selection, Trial, trials
+from .suite import LEVELS, PROFILES, Selection, Trial, profile_of, trials
 
 __all__ = ["pytest_addoption", "pytest_generate_tests", "run_trial"]
 
@@ -96,10 +96,10 @@ def _result(subject: BackendSubject, trial: Trial) -> Result:
         got = item.examine(subject, trial.dtype, trial.layout, trial.way, trial.seed)
         reached = witness is None or witness.calls.total() > 0
     verdict, detail = got.verdict, got.detail
-    if verdict == "passed" and not reached:
+    if verdict == "passed" and item.is_case and not reached:
         verdict, detail = "failed", f"nothing reached the backend {subject.name!r}"
     return Result(
-        subject.name, item.name, item.profile, item.clauses, item.ids, trial.dtype, trial.layout,
+        subject.name, item.name, profile_of(item, trial.dtype), item.clauses, item.ids, trial.dtype, trial.layout,
         trial.way, trial.seed, verdict, detail, got.ratios, 0.0, subject.target,
     )  # fmt: skip
 

@@ -22,6 +22,7 @@ from .cases import Case, Inputs
 from .expectation import Expectation, expectation
 from .judgement import judge
 from .subject import BackendSubject, Subject
+from .tolerance import more_than_noise
 
 __all__ = ["Outcome", "examine", "lacking_of", "run"]
 
@@ -289,9 +290,11 @@ class _Trial:
         self.results[name] = actual
         judgement = judge(actual, expected.truth(name), expected.limit(name))
         self.ratios[name] = max(self.ratios.get(name, 0.0), judgement.ratio)
-        worse = "" if not judgement.ok else expected.worse_than_plain(name, actual)
-        if not judgement.ok or worse:
-            raise _FaultError(f"{name} {worse or judgement.detail}", name)
+        wrong = "" if judgement.ok else judgement.detail
+        wrong = wrong or more_than_noise(judgement, dtype)
+        wrong = wrong or expected.worse_than_plain(name, actual)
+        if wrong:
+            raise _FaultError(f"{name} {wrong}", name)
 
     def _shares(self, a: Any, b: Any) -> bool:
         first, second = (np.asarray(self.lane.to_numpy(x)) for x in (a, b))

@@ -23,7 +23,16 @@ from .deviations import Deviation, waive
 from .results import Result
 from .subject import Subject
 
-__all__ = ["LEVELS", "PROFILES", "Selection", "Trial", "cases_of", "examine_all", "trials"]
+__all__ = [
+    "LEVELS",
+    "PROFILES",
+    "Selection",
+    "Trial",
+    "cases_of",
+    "examine_all",
+    "profile_of",
+    "trials",
+]
 
 LEVELS = ("quick", "standard", "full")
 LAYOUTS = ("bhsd", "bshd")
@@ -83,9 +92,23 @@ class Selection:
         _known("case", plain, names)
 
     def wants(self, item: Item) -> bool:
-        """Whether an item is asked for by its profile and name."""
+        """Whether an item is asked for by its name, and in some dtype by its profile."""
         named = any(fnmatch.fnmatchcase(item.name, pattern) for pattern in self.cases)
-        return (not self.profiles or item.profile in self.profiles) and (not self.cases or named)
+        return (not self.cases or named) and bool(self.dtypes_of(item))
+
+    def dtypes_of(self, item: Item) -> list[str]:
+        """The dtypes of an item that are asked for."""
+        return [
+            dtype
+            for dtype in item.dtypes
+            if (not self.dtypes or dtype in self.dtypes)
+            and (not self.profiles or profile_of(item, dtype) in self.profiles)
+        ]
+
+
+def profile_of(item: Item, dtype: str) -> str:
+    """The profile that a trial counts for: all in 16 bits are "low-precision"."""
+    return "low-precision" if dtype in ("float16", "bfloat16") else item.profile
 
 
 def cases_of(selection: Selection) -> tuple[Case, ...]:
@@ -125,7 +148,7 @@ def _sampled(item: Item, selection: Selection) -> bool:
 
 
 def _of(item: Item, subject: Subject, selection: Selection) -> list[Trial]:
-    dtypes = [d for d in item.dtypes if not selection.dtypes or d in selection.dtypes]
+    dtypes = selection.dtypes_of(item)
     layouts = [x for x in selection.layouts or LAYOUTS if x in subject.layouts]
     ways: Sequence[str | None] = subject.ways or (None,)
     ways = [w for w in ways if not selection.ways or w is None or w in selection.ways]
@@ -163,8 +186,8 @@ def examine_all(
     """
     pool = Pool(subject.spec, subject.target, jobs, timeout)
     tasks = [
-        Task(t.item.name, t.dtype, t.layout, t.way, t.seed, t.item.profile, t.item.clauses,
-             t.item.ids)
+        Task(t.item.name, t.dtype, t.layout, t.way, t.seed, profile_of(t.item, t.dtype),
+             t.item.clauses, t.item.ids)
         for t in planned
     ]  # fmt: skip
     for result in pool.run(tasks, subject.name):

@@ -21,7 +21,46 @@ from ._selection import Bools, Floats, any_of, finite, touches
 from .judgement import Bound, Judgement, judge
 from .oracle import Reference
 
-__all__ = ["Bound", "Bounds", "Judgement", "bounds", "judge"]
+__all__ = ["MANY", "NOISE", "Bound", "Bounds", "Judgement", "bounds", "judge", "more_than_noise"]
+
+
+MANY = 24
+"""Different expected values from which an array's errors tell of more than luck."""
+
+NOISE = {
+    "float16": (0.85, 0.6), "bfloat16": (0.6, 0.4), "float32": (0.2, 0.12), "float64": (0.2, 0.12),
+}  # fmt: skip
+"""By dtype: the largest RMS of the errors over that of the bounds, and the largest drift.
+
+`python -m attnx_conformance.calibration` repeats the evidence: correct kernels reach 0.57 and 0.31
+in float16, 0.31 and 0.16 in bfloat16, 0.06 and 0.04 above.
+"""
+
+
+def more_than_noise(judgement: Judgement, dtype: str) -> str:
+    """Condition (b): what of an error within its bounds is too much or too regular for rounding.
+
+    Args:
+        judgement: of one result.
+        dtype: of the result.
+
+    Returns:
+        What is wrong, or "".
+    """
+    if judgement.distinct < MANY:
+        return ""
+    most, drift = NOISE[dtype]
+    if judgement.rms_ratio > most:
+        return (
+            f"RMS error is {judgement.rms_ratio:.2f} of the bounds' RMS; correct kernels stay "
+            f"under {most}"
+        )
+    if judgement.drift > drift:
+        return (
+            f"error is proportional to the answer, by {judgement.slope:.2g} of it: "
+            f"{judgement.drift:.2f} of what the bounds allow; correct kernels stay under {drift}"
+        )
+    return ""
 
 
 @dataclass(frozen=True)

@@ -110,9 +110,9 @@ def _run(subject: Subject, trial: Trial) -> Result:
         if got.verdict == "failed":
             guess = item.guess(got, subject, trial.dtype, trial.layout, trial.seed)
     return Result(
-        subject.name, item.name, profile_of(item, trial.dtype), item.clauses, item.ids, trial.dtype, trial.layout,
-        trial.way, trial.seed, got.verdict, got.detail + guess, got.ratios,
-        time.perf_counter() - start, subject.target,
+        subject.name, item.name, profile_of(item, trial.dtype), item.clauses, item.ids,
+        trial.dtype, trial.layout, trial.way, trial.seed, got.verdict, got.detail + guess,
+        got.ratios, time.perf_counter() - start, subject.target,
     )  # fmt: skip
 
 

@@ -99,8 +99,9 @@ def _result(subject: BackendSubject, trial: Trial) -> Result:
     if verdict == "passed" and item.is_case and not reached:
         verdict, detail = "failed", f"nothing reached the backend {subject.name!r}"
     return Result(
-        subject.name, item.name, profile_of(item, trial.dtype), item.clauses, item.ids, trial.dtype, trial.layout,
-        trial.way, trial.seed, verdict, detail, got.ratios, 0.0, subject.target,
+        subject.name, item.name, profile_of(item, trial.dtype), item.clauses, item.ids,
+        trial.dtype, trial.layout, trial.way, trial.seed, verdict, detail, got.ratios, 0.0,
+        subject.target,
     )  # fmt: skip
 
 

@@ -164,3 +164,18 @@ def test_vectors_go_out_and_come_back(tmp_path: Path) -> None:
     status, text = ran("verify", str(out), str(results))
     assert status == 1
     assert "out at (" in text
+
+
+def test_the_self_test_names_who_was_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Status 1 for a fault with one killer, or an accused control."""
+    from attnx_conformance import selftest
+    from attnx_conformance.faults import FAULTS
+
+    first, second = FAULTS[:2]
+    made = selftest.SelfTest({first: ("self",), second: ("self", "cross")}, {"exp2": ("self f32",)})
+    monkeypatch.setattr(selftest, "in_parts", lambda *args, **options: made)
+    status, text = ran("--self-test")
+    assert status == 1
+    assert f"{first.name}" in text
+    assert "false alarm: exp2: self f32" in text
+    assert "2 faults, 1 caught by fewer than two cases; 1 correct controls, 1 with an alarm" in text

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnx_conformance import selftest
 from attnx_conformance.cases import find as case
 from attnx_conformance.faults import CONTROLS, FAULTS, Fault, find
 from attnx_conformance.runner import examine
@@ -125,3 +126,25 @@ def test_the_correct_kernel_leaves_its_inputs() -> None:
     q = np.ones((1, 2, 3, 4), np.float32)
     find("as-it-is").kernel().attention(q, q, q, causal=True)
     assert (q == 1).all()
+
+
+def test_the_whole_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts run in processes of their own, and none is lost."""
+    some = FAULTS[:: len(FAULTS) // 3]
+    monkeypatch.setattr(selftest, "FAULTS", some)
+    monkeypatch.setattr(selftest, "CONTROLS", ())
+    monkeypatch.setattr(selftest, "PART", 2)
+    seen: list[tuple[int, int]] = []
+    made = selftest.in_parts(2, on_part=lambda done, parts: seen.append((done, parts)))
+    assert set(made.caught) == set(some)
+    assert all(len(names) >= 2 for names in made.caught.values())
+    assert made.ok
+    assert seen == [(n + 1, -(-len(some) // 2)) for n in range(-(-len(some) // 2))]
+
+
+def test_a_fault_that_is_missed_or_a_control_that_is_accused_is_no_success() -> None:
+    fault = FAULTS[0]
+    assert not selftest.SelfTest({fault: ("self",)}, {}).ok
+    assert not selftest.SelfTest({fault: ("self", "self")}, {}).ok
+    assert not selftest.SelfTest({fault: ("self", "cross")}, {"exp2": ("self float32",)}).ok
+    assert selftest.SelfTest({fault: ("self", "cross")}, {"exp2": ()}).ok

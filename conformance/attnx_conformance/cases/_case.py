@@ -169,7 +169,8 @@ class Case:
     Attributes:
         name: Unique, with words joined by hyphens.
         clauses: The clauses of the specification that it guards.
-        profile: "forward", "masks", "gradients", "low-precision", "numerics" or "system".
+        profile: "forward", "masks", "gradients", "numerics" or "system"; in 16 bits a trial
+            counts for "low-precision".
         make: Inputs for a generator and a dtype.
         options: Scalar arguments: causal, scale, softcap, assume_finite.
         compare: Results to judge; those that the call does not have are left out.

@@ -113,6 +113,7 @@ def print_self_test(console: Console, made: Any) -> None:
     for fault, caught in made.caught.items():
         style = "" if len(caught) >= 2 else "bold red"
         names = ", ".join(caught[:4]) or "nobody"
+        names += f" and {len(caught) - 4} more" if len(caught) > 4 else ""
         table.add_row(fault.kind, fault.name, Text(names, style=style))
     console.print(table)
     for control, alarms in made.alarms.items():

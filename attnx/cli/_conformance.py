@@ -17,7 +17,7 @@ import attnx
 from attnx.cli._compare import chosen
 from attnx.cli._conformance_tables import print_report, print_self_test
 from attnx.cli._options import console, one_line_errors
-from attnx.errors import ArgumentError
+from attnx.errors import ArgumentError, AttnxError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,10 +164,12 @@ def run(
         absent = []
         subjects = [_function(function, framework, supports, isolation, selection)]
     known = () if deviations is None else load(deviations)
+    for path in (report, html):
+        _check_writable(path)
     if known and len(subjects) != 1:
         raise ArgumentError("--deviations: a file is about one backend; name it")
     made = _run_all(subjects, selection, jobs or os.cpu_count() or 1, timeout, known, report)
-    print_report(console(), made, absent)
+    print_report(console(), made, [*absent, *made.footer["errors"]])
     if html is not None:
         from attnx_conformance.html import write
 
@@ -183,12 +185,26 @@ def _backends(named: Sequence[str] | None) -> tuple[list[Subject], list[str]]:
     """The backends to examine, and a line for each that cannot be."""
     from attnx_conformance.subject import BackendSubject
 
-    infos = chosen(named, os.environ.get("ATTNX_BACKEND"), attnx.backends())
+    variable = os.environ.get("ATTNX_BACKEND")
+    infos = chosen(named, variable, attnx.backends())
     subjects = [BackendSubject(i.name) for i in infos if i.status == "available"]
     absent = [f"{i.name}: {i.status}: {i.reason}" for i in infos if i.status != "available"]
+    if absent and (named or variable):
+        raise ArgumentError("; ".join(absent))
     if not subjects:
         raise ArgumentError("no backend can run here: " + ("; ".join(absent) or "none installed"))
     return [*subjects], absent
+
+
+def _check_writable(path: Path | None) -> None:
+    """Before a run of minutes, and not after it."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise ArgumentError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _function(
@@ -221,7 +237,7 @@ def _run_all(
         "versions": versions(), "planned": sum(map(len, planned.values())), "started": _now(),
     }  # fmt: skip
     results: list[Result] = []
-    footer: dict[str, Any] = {"route": {}, "interrupted": False}
+    footer: dict[str, Any] = {"route": {}, "interrupted": False, "errors": []}
     with ExitStack() as stack:
         writer = stack.enter_context(Writer(report, header)) if report is not None else None
         progress = stack.enter_context(_progress())
@@ -236,10 +252,13 @@ def _run_all(
             for subject in subjects:
                 chosen_trials = planned[subject.name]
                 task = progress.add_task(subject.name, total=len(chosen_trials))
-                footer["route"][subject.name] = examine_all(
-                    subject, chosen_trials, jobs=jobs, timeout=timeout, deviations=known,
-                    on_result=keep,
-                )  # fmt: skip
+                try:
+                    footer["route"][subject.name] = examine_all(
+                        subject, chosen_trials, jobs=jobs, timeout=timeout, deviations=known,
+                        on_result=keep,
+                    )  # fmt: skip
+                except AttnxError as error:  # its workers do not start; the others' results stand
+                    footer["errors"].append(" ".join(str(error).split()))
         except KeyboardInterrupt:
             footer["interrupted"] = True
         footer["finished"] = _now()

@@ -17,7 +17,7 @@ import numpy as np
 from attnx.plugin import Gradients
 from attnx_numpy import _hidden, _threads
 from attnx_numpy._forward import block_sizes
-from attnx_numpy._scores import Operands, Strip, finite, leaked, strips
+from attnx_numpy._scores import Operands, Strip, leaked, strips, tame
 from attnx_numpy._tiles import Tile, TilePlan
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def backward(
         if operands.careful and _hidden.hides(call):
             k, v = _hidden.cleaned(k, v, call)
             operands = Operands(call, q, k, v, operands.plan)
-        careful = not call.assume_finite and not finite(d_out)
+        careful = not call.assume_finite and not tame(1.0, d_out)
         operands.careful |= careful or not lse.max() < np.inf
         sums = _Sums(operands, out, lse, d_out, d_lse, count)
     _threads.run(sums.job, sums.jobs, min(count, len(sums.jobs)))

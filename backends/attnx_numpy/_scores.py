@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from attnx.plugin import Call
     from attnx_numpy._threads import Scratch
 
-__all__ = ["Operands", "Strip", "Tiled", "leaked", "strips"]
+__all__ = ["Operands", "Strip", "Tiled", "leaked", "strips", "tame"]
 
 
 class Strip(NamedTuple):
@@ -60,7 +60,8 @@ class Operands:
 
     Attributes:
         dtype: of scores and sums: float32, or float64 for float64 inputs (S5.2).
-        careful: some value that is not finite may have to be kept from rows that do not see it.
+        careful: some value that is not finite, or makes a product that is not, may have to be kept
+            from rows that do not see it.
         hiding_bias: the bias holds -inf somewhere.
     """
 
@@ -68,7 +69,7 @@ class Operands:
         self.call, self.plan = call, plan
         self.q, self.k, self.v = q, k, v
         self.dtype = np.dtype(np.float64 if call.dtype == "float64" else np.float32)
-        self.careful = not call.assume_finite and not finite(q, k, v)
+        self.careful = not call.assume_finite and not tame(call.scale, q, k, v)
         self.hiding_bias = False
         if call.bias is not None and call.bias.size:
             self.hiding_bias = bool(np.isneginf(call.bias.min()))
@@ -129,17 +130,21 @@ class Operands:
             np.add(view, np.where(shown, self.dtype.type(0), self.dtype.type(-np.inf)), out=view)
 
 
-def finite(*arrays: Any) -> bool:
-    """Whether all values are finite: a sum tells, unless it overflows; then each is looked at."""
-    for array in arrays:
-        if array is None or array.size == 0:
-            continue
-        total = np.add.reduce(
-            array, axis=None, dtype=np.float64 if array.itemsize > 2 else np.float32
-        )
-        if not np.isfinite(total) and not np.isfinite(array).all():
-            return False
-    return True
+def tame(scale: float, *arrays: Any) -> bool:
+    """Whether all values are finite, and so are all products of rows, times the scale.
+
+    A finite value that nobody sees may make an infinite score, and infinity times 0 is NaN. By
+    Cauchy-Schwarz the norm of a whole array bounds every product, and a BLAS gives it in one pass.
+    """
+    return abs(scale) <= 1e5 and all(_tame(x) for x in arrays if x is not None and x.size)
+
+
+def _tame(x: Any) -> bool:
+    if x.dtype == np.float16:  # no product of these is too large for float32
+        return bool(np.isfinite(x.sum(dtype=np.float32))) or bool(np.isfinite(x).all())
+    wide = x if x.itemsize > 2 else x.astype(np.float32)
+    flat = wide.ravel(order="K")
+    return bool(np.dot(flat, flat) < (1e32 if wide.itemsize == 4 else 1e250))
 
 
 def leaked(shown: Any, x: Any, transposed: bool = False) -> Any:

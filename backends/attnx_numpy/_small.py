@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnx.tiling import Grid, position_offset, visible
-from attnx_numpy._scores import finite
+from attnx_numpy._scores import tame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,11 +37,9 @@ def suits(q: Any, k: Any, v: Any, call: Call) -> bool:
     """Whether a call fits, and holds nothing that must be isolated."""
     if not fits(call):
         return False
-    return call.assume_finite or (finite(q, k, v) and (call.bias is None or _tame(call.bias)))
-
-
-def _tame(bias: Any) -> bool:
-    return bool(bias.max() < np.inf)
+    return call.assume_finite or (
+        tame(call.scale, q, k, v) and (call.bias is None or bool(call.bias.max() < np.inf))
+    )
 
 
 def forward(q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
@@ -89,7 +87,7 @@ def direct(cls: CallClass) -> Callable[..., Any] | None:
         if not 0 < scores <= SCORES:
             return None
         with np.errstate(all="ignore"):
-            if look and not finite(q, k, v):
+            if look and not tame(1.0 if scale is None else scale, q, k, v):
                 return None
             s = np.matmul(q, k.swapaxes(-1, -2))
             s *= default if scale is None else dtype(scale)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from attnx.plugin import Call
     from attnx_torch._backend import TorchBackend
 
-__all__ = ["Operands", "Scores", "blocks", "cut", "finite", "no_infinity"]
+__all__ = ["Operands", "Scores", "blocks", "cut", "finite", "no_infinity", "tame"]
 
 CALM = 16.0
 """Scores within it need no shift: their exponentials stay within 1e7 of 1."""
@@ -49,6 +49,20 @@ def finite(*tensors: torch.Tensor | None) -> bool:
             if not (math.isfinite(low.item()) and math.isfinite(high.item())):
                 return False
     return True
+
+
+def tame(scale: float | None, *tensors: torch.Tensor) -> bool:
+    """Whether all values are finite, and so are all products of rows, times the scale.
+
+    A finite value that nobody sees may make an infinite score, and infinity less infinity is NaN.
+    """
+    for x in tensors:
+        limit = 1e100 if x.dtype is torch.float64 else 1e15
+        if x.numel():
+            low, high = torch.aminmax(x)
+            if not (-limit < low.item() and high.item() < limit):
+                return False
+    return scale is None or abs(scale) <= 1e5
 
 
 def no_infinity(x: torch.Tensor) -> torch.Tensor:

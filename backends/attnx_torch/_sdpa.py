@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from attnx.tiling import Grid, position_offset, visible
 from attnx_torch._lane import LANE, any_autocast
-from attnx_torch._scores import finite
+from attnx_torch._scores import tame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,7 @@ def ready(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool
             return False
         if call.cls.gradient is not None and call.bias is not None and call.bias.requires_grad:
             return False
-    return not look or (finite(q, k, v) and (call.bias is None or _no_nan(call.bias)))
+    return not look or (tame(call.scale, q, k, v) and (call.bias is None or _no_nan(call.bias)))
 
 
 def _streams(Lq: int, Lk: int, wasteful: bool) -> bool:
@@ -107,7 +107,7 @@ def direct(cls: CallClass) -> Callable[..., Any]:
             if not (unseen and 0 < scores <= FREE) and (
                 not scores
                 or (wasteful and _streams(Lq, Lk, wasteful))
-                or (look and (any_autocast() or not finite(q, k, v)))
+                or (look and (any_autocast() or not tame(scale, q, k, v)))
                 or not ((full and scores <= FREE) or _fits(q, k, v))
             ):
                 return None

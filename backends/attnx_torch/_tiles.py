@@ -40,7 +40,7 @@ def forward(
         shape = (call.B, call.Hq, i1 - i0)
         block /= total.masked_fill(total == 0, 1.0)
         out[:, :, i0:i1] = block.view(*shape, call.Dv)
-        log = total.log_() if m is None else m.div_(scores.unit) + total.log_()
+        log = total.log_() if m is None else m.div(scores.unit) + total.log_()
         lse[:, :, i0:i1] = log.view(shape)
     return (out, lse) if _sound(q, k, call, out, lse) else None
 

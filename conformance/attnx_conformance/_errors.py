@@ -142,7 +142,10 @@ class BackwardErrors:
         slack = dP - finite(t.delta)[..., None] + finite(t.d_lse)[..., None]
         absolute = d_out @ np.swapaxes(f.v, -1, -2)
         dS = np.abs(finite(t.dS))
-        self.E_dS = self.B_P * np.abs(slack) + f.P * p.g(Dv) * absolute
+        # A kernel may differentiate lse apart from P: where lse is lost, the two do not cancel.
+        apart = np.abs(dP - finite(t.delta)[..., None]) + np.abs(finite(t.d_lse))[..., None]
+        moved = np.where(f.lost[..., None] > 0.3, apart, np.abs(slack))
+        self.E_dS = self.B_P * moved + f.P * p.g(Dv) * absolute
         self.E_dS += f.P * p.u_a * np.abs(finite(t.d_lse))[..., None] + (p.u_p + 3 * p.u_a) * dS
         self.E_dS += p.tiny * t.visible * np.abs(slack)  # P itself may flush to 0 (S5.3)
         self.E_raw, self.P_raw = self.E_dS, f.P

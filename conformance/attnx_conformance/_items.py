@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 from .cases import CASES, Case
-from .diagnosis import likely
 from .probes import PROBES, examine_probe
 from .runner import Outcome, examine
 from .subject import Subject
@@ -39,13 +38,6 @@ class Item:
         if isinstance(self.source, Case):
             return examine(self.source, subject, dtype, seed=seed, layout=layout, gradients=way)
         return examine_probe(self.source, subject, dtype, seed=seed, layout=layout)
-
-    def guess(self, outcome: Outcome, subject: Subject, dtype: str, layout: str, seed: int) -> str:
-        """A line on what a wrong result looks like, or ""."""
-        if not isinstance(self.source, Case):
-            return ""
-        found = likely(outcome, self.source, subject, dtype, layout, seed)
-        return f"\nas if: {'; or '.join(found)}" if found else ""
 
 
 @cache

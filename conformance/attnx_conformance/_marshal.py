@@ -92,16 +92,28 @@ def in_layout(inputs: Inputs, layout: str) -> Inputs:
 
 
 def adapted(inputs: Inputs, lacks: frozenset[str]) -> Inputs:
-    """The same inputs, in bhsd, for a subject that lacks "gqa" or "lse_gradient".
+    """The same inputs, in bhsd, for a subject that lacks "gqa", "lse_gradient" or "isolation".
 
-    Most cases have groups and a cotangent of lse beside what they are about. For one who declares
-    neither, every head gets keys of its own, and lse stays without a cotangent.
+    Most cases have groups, a cotangent of lse and poison in hidden positions beside what they are
+    about. For one who declares none of it, every head gets keys of its own, lse stays without a
+    cotangent, and 0 stands where the poison was.
     """
+    if "isolation" in lacks:
+        d_lse = None if inputs.d_lse is None else _harmless(inputs.d_lse)
+        inputs = replace(
+            inputs, q=_harmless(inputs.q), k=_harmless(inputs.k), v=_harmless(inputs.v),
+            d_out=_harmless(inputs.d_out), d_lse=d_lse,
+        )  # fmt: skip
     if "gqa" in lacks and inputs.q.ndim > 2:
         g = inputs.q.shape[-3] // max(1, inputs.k.shape[-3])
         k, v = (np.repeat(x, g, axis=-3) for x in (inputs.k, inputs.v))
         inputs = replace(inputs, k=k, v=v)
     return replace(inputs, d_lse=None) if "lse_gradient" in lacks else inputs
+
+
+def _harmless(array: Array) -> Array:
+    with np.errstate(invalid="ignore"):
+        return np.where(np.abs(array.astype(np.float64)) < 1e30, array, array.dtype.type(0))
 
 
 def marshal(inputs: Inputs, lane: Lane) -> Arguments:

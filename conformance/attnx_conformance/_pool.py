@@ -16,6 +16,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
@@ -148,11 +149,12 @@ class _Worker:
 
     def __init__(self, spec: str, jobs: int, stop: threading.Event) -> None:
         self._stop = stop
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
         read, write = os.pipe()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "attnx_conformance._worker", spec, str(write)],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors,
                 pass_fds=(write,), start_new_session=True, env=_environment(jobs),
             )  # fmt: skip
         finally:
@@ -205,6 +207,7 @@ class _Worker:
                 self._process.stdin.close()
         self._selector.close()
         self._answers.close()
+        self._errors.close()
 
     def _send(self, message: dict[str, Any]) -> None:
         stdin = self._process.stdin
@@ -233,9 +236,13 @@ class _Worker:
     def _last_words(self) -> str:
         code = self._process.wait()
         if code >= 0:
-            return f"the process ended with status {code}"
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = str(-code)
-        return f"the process was killed by {name}"
+            told = f"the process ended with status {code}"
+        else:
+            try:
+                name = signal.Signals(-code).name
+            except ValueError:
+                name = str(-code)
+            told = f"the process was killed by {name}"
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 2000))
+        last = self._errors.read().decode(errors="replace").strip().splitlines()[-3:]
+        return "\n".join([told, *last])

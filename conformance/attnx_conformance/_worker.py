@@ -10,21 +10,30 @@ import faulthandler
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ._items import find
+from .diagnosis import Diagnosis
 from .subject import Subject, resolve
 
 __all__ = ["main", "trial", "wide_types"]
+
+_diagnosis = Diagnosis()
 
 
 def main(arguments: list[str]) -> None:
     """Serve tasks until the parent says to finish, or goes away."""
     spec, number = arguments
-    with os.fdopen(int(number), "w", encoding="utf-8") as answers:
+    tasks = os.fdopen(os.dup(0), encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # what the code under examination reads is not what is asked of it
+    os.close(nothing)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    with tasks, os.fdopen(int(number), "w", encoding="utf-8") as answers:
 
         def answer(message: dict[str, Any]) -> None:
             answers.write(json.dumps(message) + "\n")
@@ -37,12 +46,19 @@ def main(arguments: list[str]) -> None:
             return
         with subject.watched() as witness:
             answer({"ready": True})
-            for line in sys.stdin:
+            for line in tasks:
                 message = json.loads(line)
                 if "finish" in message:
                     break
                 answer(trial(subject, witness, *message["task"]))
             answer({} if witness is None else witness.notes())
+
+
+def _end_with(parent: int) -> None:
+    """A worker that hangs must not outlive a run that was killed."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def trial(
@@ -56,8 +72,7 @@ def trial(
         try:
             got = item.examine(subject, dtype, layout, way, seed)
             verdict, detail, ratios = got.verdict, got.detail, got.ratios
-            if verdict == "failed":
-                detail += item.guess(got, subject, dtype, layout, seed)
+            detail += _diagnosis.line(item.source, got, subject, dtype, layout, seed)
         except Exception:
             verdict, detail, ratios = "crashed", traceback.format_exc(), {}
     reached = witness is None or witness.calls.total() > before

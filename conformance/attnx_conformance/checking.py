@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from ._worker import wide_types
+from .diagnosis import Diagnosis
 from .results import Report, Result, versions
 from .subject import FunctionSubject, Subject
 from .suite import Selection, Trial, profile_of, trials
@@ -90,10 +91,11 @@ def check(
         isolation=isolation,
     )  # fmt: skip
     selection = Selection(
-        level, tuple(profiles), tuple(cases), tuple(subject.capabilities.dtypes), (), seed
+        level, _several(profiles), _several(cases), tuple(subject.capabilities.dtypes), (), seed
     )
     planned = trials(subject, selection)
-    results = tuple(_run(subject, trial) for trial in planned)
+    diagnosis = Diagnosis()
+    results = tuple(_run(subject, trial, diagnosis) for trial in planned)
     header = {"subjects": [subject.name], "seed": seed, "level": level, "versions": versions()}
     report = Report({**header, "planned": len(planned)}, results, {"route": {}})
     wrong = [result for result in results if not result.ok]
@@ -102,13 +104,15 @@ def check(
     return report
 
 
-def _run(subject: Subject, trial: Trial) -> Result:
+def _several(names: Iterable[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _run(subject: Subject, trial: Trial, diagnosis: Diagnosis) -> Result:
     start, item = time.perf_counter(), trial.item
     with wide_types(subject, trial.dtype):
         got = item.examine(subject, trial.dtype, trial.layout, trial.way, trial.seed)
-        guess = ""
-        if got.verdict == "failed":
-            guess = item.guess(got, subject, trial.dtype, trial.layout, trial.seed)
+        guess = diagnosis.line(item.source, got, subject, trial.dtype, trial.layout, trial.seed)
     return Result(
         subject.name, item.name, profile_of(item, trial.dtype), item.clauses, item.ids,
         trial.dtype, trial.layout, trial.way, trial.seed, got.verdict, got.detail + guess,

@@ -14,6 +14,7 @@ never outlives the fault.
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import tomllib
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from attnx.errors import ArgumentError
 
+from .cases import DTYPES
 from .results import Result
 
 __all__ = ["Deviation", "load", "waive"]
@@ -50,9 +52,15 @@ def load(path: Path | str) -> tuple[Deviation, ...]:
         ArgumentError: it cannot be read, or a table lacks a field or has one too many.
     """
     try:
-        found = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("deviation", [])
+        whole = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ArgumentError(f"deviations: cannot read {path}: {error}") from None
+    found = whole.pop("deviation", [])
+    if whole or not isinstance(found, list) or not all(isinstance(x, dict) for x in found):
+        raise ArgumentError(
+            f"deviations: {path}: expected tables [[deviation]] and nothing else, got "
+            f"{', '.join(whole) or 'another deviation'}"
+        )
     for number, table in enumerate(found, 1):
         missing = {"case", "reason", "link"} - {k for k, v in table.items() if v}
         unknown = set(table) - FIELDS
@@ -60,7 +68,23 @@ def load(path: Path | str) -> tuple[Deviation, ...]:
             wrong = [f"lacks {x}" for x in sorted(missing)]
             wrong += [f"has an unknown {x}" for x in sorted(unknown)]
             raise ArgumentError(f"deviations: {path}, table {number}: {', '.join(wrong)}")
+        odd = [name for name, value in table.items() if not isinstance(value, str)]
+        if odd:
+            raise ArgumentError(f"deviations: {path}, table {number}: {odd[0]} is not text")
+        _check_names(f"deviations: {path}, table {number}", table)
     return tuple(Deviation(**table) for table in found)
+
+
+def _check_names(where: str, table: dict[str, str]) -> None:
+    """A line that names nothing would outlive its case."""
+    from ._items import items
+
+    names = [item.name for item in items()]
+    if not any(fnmatch.fnmatchcase(name, table["case"]) for name in names):
+        near = difflib.get_close_matches(table["case"], names, n=3) or ["none near"]
+        raise ArgumentError(f"{where}: no case {table['case']!r}; near: {', '.join(near)}")
+    if table.get("dtype", "*") not in ("*", *DTYPES):
+        raise ArgumentError(f"{where}: no dtype {table['dtype']!r}; known: {', '.join(DTYPES)}")
 
 
 def waive(result: Result, deviations: Sequence[Deviation]) -> Result:

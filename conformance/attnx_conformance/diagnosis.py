@@ -7,6 +7,9 @@ bound, is the likely reason.
 
 from __future__ import annotations
 
+import math
+import time
+from collections import Counter
 from functools import cache
 from typing import Any
 
@@ -18,14 +21,42 @@ from .judgement import Bound, judge
 from .runner import Outcome, examine, lacking_of
 from .subject import FunctionSubject, Subject
 
-__all__ = ["likely"]
+__all__ = ["Diagnosis", "likely"]
 
 HEAVY, TOLD = 40_000, 3
+ALIKE, SECONDS = 2, 15.0
+"""Failures of the same clauses that are diagnosed, and the time that a run may spend on it."""
+
+
+class Diagnosis:
+    """Diagnoses the first few failures of each kind, as long as its time lasts."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[tuple[str, ...]] = Counter()
+        self._left = SECONDS
+
+    def line(
+        self, case: Any, outcome: Outcome, subject: Subject, dtype: str, layout: str, seed: int
+    ) -> str:
+        """A line for the detail of a failed outcome, or ""; it never raises."""
+        if outcome.verdict != "failed" or not isinstance(case, Case):
+            return ""
+        self._seen[case.clauses] += 1
+        if self._seen[case.clauses] > ALIKE or self._left <= 0:
+            return ""
+        start = time.perf_counter()
+        try:
+            found = likely(outcome, case, subject, dtype, layout, seed, until=start + self._left)
+        except Exception:  # a diagnosis is a courtesy: the verdict stands without it
+            found = ()
+        self._left -= time.perf_counter() - start
+        return f"\nas if: {'; or '.join(found)}" if found else ""
 
 
 def likely(
-    outcome: Outcome, case: Case, subject: Subject, dtype: str, layout: str, seed: int
-) -> tuple[str, ...]:
+    outcome: Outcome, case: Case, subject: Subject, dtype: str, layout: str, seed: int, *,
+    until: float = math.inf,
+) -> tuple[str, ...]:  # fmt: skip
     """The planted faults that give a failed trial's wrong result, in words; a few at most.
 
     Args:
@@ -35,6 +66,7 @@ def likely(
         dtype: of q, k and v.
         layout: "bhsd" or "bshd".
         seed: of the inputs.
+        until: when to stop looking, by `time.perf_counter`.
     """
     name = outcome.wrong
     if not name or case.scores > HEAVY:
@@ -56,7 +88,7 @@ def likely(
             continue
         if _alike(wrong, theirs.astype(np.float64), limit):
             found.append(what)
-        if len(found) == TOLD:
+        if len(found) == TOLD or time.perf_counter() > until:
             break
     return tuple(found)
 

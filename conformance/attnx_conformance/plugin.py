@@ -14,15 +14,20 @@ from typing import Any
 
 import pytest
 
-from attnx.errors import AttnxError
+import attnx
+from attnx.errors import AttnxError, UnavailableBackend
 
 from ._worker import wide_types
 from .deviations import load, waive
+from .diagnosis import Diagnosis
 from .results import Result
 from .subject import BackendSubject
 from .suite import LEVELS, PROFILES, Selection, Trial, profile_of, trials
 
 __all__ = ["pytest_addoption", "pytest_generate_tests", "run_trial"]
+
+
+_diagnosis = Diagnosis()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,6 +67,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             cases=tuple(config.getoption("--attnx-case")),
             seed=config.getoption("--attnx-seed"),
         )
+        if config.getoption("--attnx-deviations") and len(names) > 1:
+            raise pytest.UsageError("--attnx-deviations: a file is about one backend")
+        _deviations(config)
         found = [(n, trial) for n in names for trial in trials(_subject(n), selection)]
     except AttnxError as error:
         raise pytest.UsageError(str(error)) from None
@@ -75,7 +83,11 @@ def _id(name: str, trial: Trial) -> str:
 
 @cache
 def _subject(name: str) -> BackendSubject:
-    return BackendSubject(name)
+    subject = BackendSubject(name)
+    for info in attnx.backends():
+        if info.name == name and info.status != "available":
+            raise UnavailableBackend(f"{name}: {info.status}: {info.reason}")
+    return subject
 
 
 def run_trial(config: pytest.Config, name: str, trial: Trial) -> None:
@@ -96,6 +108,7 @@ def _result(subject: BackendSubject, trial: Trial) -> Result:
         got = item.examine(subject, trial.dtype, trial.layout, trial.way, trial.seed)
         reached = witness is None or witness.calls.total() > 0
     verdict, detail = got.verdict, got.detail
+    detail += _diagnosis.line(item.source, got, subject, trial.dtype, trial.layout, trial.seed)
     if verdict == "passed" and item.is_case and not reached:
         verdict, detail = "failed", f"nothing reached the backend {subject.name!r}"
     return Result(

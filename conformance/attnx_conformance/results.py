@@ -7,6 +7,7 @@ it knows; without its footer a report counts as cut short, and says so.
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -121,15 +122,16 @@ class Writer:
         self._line({"attnx_conformance": FORMAT, **header})
 
     def add(self, result: Result) -> None:
-        """Append one trial."""
-        self._line(asdict(result))
+        """Append one trial; JSON has no infinity, so such a ratio stands as text."""
+        ratios = {n: x if math.isfinite(x) else str(x) for n, x in result.ratios.items()}
+        self._line(asdict(result) | {"ratios": ratios})
 
     def finish(self, footer: Mapping[str, Any]) -> None:
         """Append the footer: the run came to its end, or was stopped by a person."""
         self._line({"footer": dict(footer)})
 
     def _line(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(record) + "\n")
+        self._file.write(json.dumps(record, allow_nan=False) + "\n")
         self._file.flush()
 
     def __enter__(self) -> Self:
@@ -165,7 +167,9 @@ def read(path: Path | str) -> Report:
 
 
 def _result(record: dict[str, Any]) -> Result:
-    return Result(**{**record, "clauses": tuple(record["clauses"]), "ids": tuple(record["ids"])})
+    ratios = {name: float(x) for name, x in record["ratios"].items()}
+    known = {"clauses": tuple(record["clauses"]), "ids": tuple(record["ids"]), "ratios": ratios}
+    return Result(**{**record, **known})
 
 
 def profiles(results: Iterable[Result]) -> dict[str, dict[str, Counter[str]]]:

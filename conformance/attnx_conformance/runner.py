@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from attnx.errors import UnsupportedError
-from attnx.plugin import mask_kinds
+from attnx.plugin import Gradients, mask_kinds
 
 from ._marshal import Arguments, NotApplicableError, adapted, in_layout, marshal, same_bytes
 from .cases import Case, Inputs
@@ -67,6 +67,8 @@ def lacking_of(case: Case, subject: Subject) -> frozenset[str]:
         lacks.add("gqa")
     if not has.lse_gradient and "lse" not in case.name:
         lacks.add("lse_gradient")
+    if has.isolation == "none":
+        lacks.add("isolation")
     return frozenset(lacks)
 
 
@@ -135,8 +137,7 @@ class _Trial:
         inputs = in_layout(adapted(given, lacking), self.layout)
         if self.layout not in self.subject.layouts and inputs.q.ndim > 2:
             raise NotApplicableError(f"it takes {' and '.join(self.subject.layouts)} alone")
-        poisoned = "S4.1" in self.case.clauses and has.isolation == "none"
-        if poisoned or ("isolation" in self.case.needs and has.isolation != "full"):
+        if "isolation" in self.case.needs and has.isolation == "unseen":
             raise NotApplicableError(f"declares isolation={has.isolation!r}")
         if self.gradients is not None and self.gradients not in self.subject.ways:
             if self.subject.refuses:
@@ -225,7 +226,8 @@ class _Trial:
 
     def _pair(self, made: Any) -> Any:
         right = isinstance(made, (tuple, list)) and len(made) == 2
-        self._require(right, f"return_lse=True gave {type(made).__name__}, not a pair (out, lse)")
+        told = f"return_lse=True gave a {type(made).__name__}, expected a pair (out, lse) (S2.2)"
+        self._require(right, told)
         return made
 
     def _backward(self, args: Arguments, inputs: Inputs, expected: Expectation) -> None:
@@ -245,9 +247,14 @@ class _Trial:
         options = self._options(args) | ({"return_lse": True} if with_lse else {})
         made, pullback = self.subject.attention_vjp(args.q, args.k, args.v, **options)
         grads = pullback(args.d_out, args.d_lse) if with_lse else pullback(args.d_out)
-        for name in ("bias", "sinks"):
+        if not isinstance(grads, Gradients):
+            kind = type(grads).__name__
+            expected = "attnx.plugin.Gradients(q, k, v, bias, sinks)"
+            raise _FaultError(f"the pullback gave a {kind}, expected {expected} (S6.1)")
+        for name, grad in grads._asdict().items():
             absent = getattr(args, name) is None
-            self._require((getattr(grads, name) is None) == absent, f"gradient of {name} (S6.1)")
+            told = "is given for what was not there" if absent else "is missing"
+            self._require((grad is None) == absent, f"the gradient of {name} {told} (S6.1)")
         given = {name: grad for name, grad in grads._asdict().items() if grad is not None}
         return (made if with_lse else (made,)), given
 
@@ -277,7 +284,8 @@ class _Trial:
     def _check(
         self, name: str, array: Any, expected: Expectation, dtype: str | None = None
     ) -> None:
-        self._require(self.lane.owns(array), f"{name} is a {type(array).__name__} (S1.5)")
+        told = f"{name} is a {type(array).__name__}, expected an array of {self.lane.name} (S1.5)"
+        self._require(self.lane.owns(array), told)
         if dtype is None:
             dtype = self.dtype
             if name == "lse":

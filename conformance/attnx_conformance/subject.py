@@ -25,9 +25,11 @@ from attnx.plugin import MASK_KINDS, Capabilities, Lane
 from ._marshal import NotApplicableError
 from ._visibility import Grid, visibility
 from ._witness import Witness
+from .cases import DTYPES
 
 __all__ = ["FEATURES", "BackendSubject", "FunctionSubject", "Subject", "function_spec", "resolve"]
 
+LAYOUTS = ("bhsd", "bshd")
 FEATURES = frozenset({
     "causal", "causal_top_left", "causal_bottom_right", "mask", "bias", "scale", "softcap", "sinks",
     "lse", "gqa", "gradients", "memory", "mask_objects",
@@ -146,6 +148,14 @@ class FunctionSubject(Subject):
         isolation: str = "none",
         spec: str = "",
     ) -> None:
+        supports = (supports,) if isinstance(supports, str) else supports
+        dtypes = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
+        layouts = (layout,) if isinstance(layout, str) else tuple(layout)
+        for what, given, known in (("layout", layouts, LAYOUTS), ("dtypes", dtypes, DTYPES)):
+            if not given or not set(given) <= set(known):
+                raise ArgumentError(
+                    f"{what}: expected some of {', '.join(known)}, got {', '.join(given) or 'none'}"
+                )
         unknown = sorted(set(supports) - FEATURES)
         if unknown:
             raise ArgumentError(
@@ -153,13 +163,20 @@ class FunctionSubject(Subject):
             )
         if isolation not in ("full", "unseen", "none"):
             raise ArgumentError(f"isolation: expected full, unseen or none, got {isolation!r}")
-        _check_signature(fn, supports, not isinstance(layout, str))
+        _check_signature(fn, supports, len(layouts) > 1)
         self.fn, self.vjp, self.supports = fn, vjp, frozenset(supports)
         self.name = name or getattr(fn, "__name__", type(fn).__name__)
         self.isolation, self.linear_memory = isolation, "memory" in supports
-        self.spec, self.layouts = spec, (layout,) if isinstance(layout, str) else layout
+        self.spec, self.layouts = spec, layouts
         self.lane = attnx.get_backend(framework).lane
         self.ways = self._ways()
+        if "gradients" in self.supports and not self.ways:
+            raise ArgumentError(
+                f"supports: {self.lane.name} has no differentiation of its own to ask for "
+                "gradients; give vjp=, or another framework="
+            )
+        if vjp is not None and "gradients" not in self.supports:
+            raise ArgumentError('vjp: add "gradients" to supports, or it is never asked')
         self.capabilities = self._declared(frozenset(dtypes), isolation)
 
     def _ways(self) -> tuple[str, ...]:
@@ -261,6 +278,7 @@ def _check_signature(fn: Any, supports: Collection[str], layout: bool) -> None:
     """Whether a function can be called with what it is said to support."""
     names = {KEYWORDS.get(name, name) for name in supports} - {"gqa", "gradients", "memory"}
     names |= {"layout"} if layout else set()
+    names |= {"causal"} if "mask_objects" in supports else set()
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # a built-in tells nothing
@@ -299,6 +317,8 @@ def resolve(spec: str) -> Subject:
     text, _, query = rest.partition("?")
     found = _import(text)
     if isinstance(found, Subject):
+        found.spec = spec
+        found.target = found.target or f"--function {text}"
         return found
     options = {name: values[0] for name, values in parse_qs(query).items()}
     layouts = tuple(options.get("layouts", "bhsd").split(","))
@@ -321,8 +341,9 @@ def _import(text: str) -> Any:
         found: Any = importlib.import_module(module)
         for name in attribute.split("."):
             found = getattr(found, name)
-    except (ImportError, AttributeError) as error:
-        raise ArgumentError(f"function: cannot import {text!r}: {error}") from error
+    except Exception as error:  # the module is the user's, and may do anything
+        told = str(error) if isinstance(error, (ImportError, AttributeError)) else repr(error)
+        raise ArgumentError(f"function: cannot import {text!r}: {told}") from error
     if not (callable(found) or isinstance(found, Subject)):
         raise ArgumentError(f"function: {text} is a {type(found).__name__}, not a function")
     return found

@@ -137,6 +137,13 @@ def trials(subject: Subject, selection: Selection) -> tuple[Trial, ...]:
     for item in items():
         if selection.wants(item) and _sampled(item, selection):
             chosen += _of(item, subject, selection)
+    if not chosen:
+        asked = [x for x in (*selection.cases, *selection.profiles, *selection.dtypes,
+                             *selection.layouts, *selection.ways) if x]  # fmt: skip
+        raise ArgumentError(
+            f"nothing to run for {subject.name}: no trial is all of {', '.join(asked)}; trials in "
+            "16 bits are of the profile low-precision alone"
+        )
     return tuple(sorted(chosen, key=lambda trial: trial.item.scores > HEAVY))
 
 

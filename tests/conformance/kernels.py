@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from attnx_conformance.subject import FunctionSubject
+
 __all__ = [
-    "crashes", "exits", "gives_a_list", "hangs", "ignores_its_mask", "naive", "noisy", "raises",
-    "top_left", "wrong_dtype", "wrong_shape",
+    "SUBJECT", "aborts", "crashes", "exits", "gives_a_list", "hangs", "ignores_its_mask", "naive",
+    "noisy", "raises", "reads", "top_left", "wrong_dtype", "wrong_shape",
 ]  # fmt: skip
 
 
@@ -71,6 +73,18 @@ def noisy(q: Any, k: Any, v: Any) -> Any:
     return naive(q, k, v)
 
 
+def reads(q: Any, k: Any, v: Any) -> Any:
+    """Looks at its standard input."""
+    sys.stdin.read()
+    return naive(q, k, v)
+
+
+def aborts(q: Any, k: Any, v: Any) -> Any:
+    """Says why, and ends the process."""
+    os.write(2, b"an assertion failed\n")
+    os._exit(3)
+
+
 def raises(q: Any, k: Any, v: Any) -> Any:
     """Has a bug."""
     raise ZeroDivisionError("in the kernel")
@@ -89,3 +103,6 @@ def wrong_shape(q: Any, k: Any, v: Any) -> Any:
 def gives_a_list(q: Any, k: Any, v: Any) -> Any:
     """Gives no array."""
     return naive(q, k, v).tolist()
+
+
+SUBJECT = FunctionSubject(naive, isolation="none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,46 @@ def test_a_function_may_bring_its_own_pullback() -> None:
         check(attention, supports=scale, vjp=unreduced, cases=("grouped",))
 
 
+@pytest.mark.parametrize("missing", ["q", "k", "v"])
+def test_a_pullback_that_leaves_a_gradient_out_is_told(missing: str) -> None:
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        return attnx.attention(q, k, v, backend="numpy")
+
+    def vjp(q: Any, k: Any, v: Any) -> Any:
+        out, pullback = attnx.attention_vjp(q, k, v, backend="numpy")
+        return out, lambda d_out, d_lse=None: pullback(d_out)._replace(**{missing: None})
+
+    with pytest.raises(ConformanceError, match=f"the gradient of {missing} is missing"):
+        check(attention, supports="gradients", vjp=vjp, cases="self")
+
+
+def test_a_pullback_of_another_form_is_told_what_was_expected() -> None:
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        return attnx.attention(q, k, v, backend="numpy")
+
+    def vjp(q: Any, k: Any, v: Any) -> Any:
+        return attention(q, k, v), lambda d_out, d_lse=None: (q, k, v)
+
+    with pytest.raises(ConformanceError, match=r"gave a tuple, expected attnx.plugin.Gradients\("):
+        check(attention, supports=("gradients",), vjp=vjp, cases=("self",))
+
+
+def test_a_kernel_without_isolation_meets_no_poison() -> None:
+    """A right kernel that multiplies by 0 is accused of nothing; its masks are still checked."""
+    torch = pytest.importorskip("torch")
+
+    def attention(q: Any, k: Any, v: Any, *, mask: Any = None) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    cases = ("gradient-lengths-257", "live-*", "bias-hides-all")
+    report = check(
+        attention, framework="torch", supports=("mask", "gradients"), isolation="none", cases=cases
+    )
+    counts = Counter(result.verdict for result in report.results)
+    assert set(counts) == {"passed", "not-applicable"}
+    assert counts["passed"] > 12
+
+
 def test_gradients_by_the_functions_own_framework() -> None:
     torch = pytest.importorskip("torch")
 
@@ -102,10 +143,16 @@ def test_gradients_by_the_functions_own_framework() -> None:
         (raises, {"supports": ("scale",)}, r"fn\(q, k, v, scale=\.\.\.\), got raises\(q"),
         (naive, {"supports": ("lse",)}, r"fn\(q, k, v, return_lse=\.\.\.\)"),
         (naive, {"supports": ("causality",)}, "supports: unknown causality; known: bias, causal"),
-        (naive, {"dtypes": ("fp8",)}, "no dtype 'fp8'"), (naive, {"level": "all"}, "no level"),
+        (naive, {"dtypes": ("fp8",)}, "dtypes: expected some of .*, got fp8"),
+        (naive, {"layout": "BHSD"}, "layout: expected some of bhsd, bshd, got BHSD"),
+        (naive, {"supports": ("gradients",)}, "numpy has no differentiation of its own"),
+        (naive, {"vjp": naive}, 'vjp: add "gradients" to supports'),
+        (naive, {"profiles": "low-precision"}, "nothing to run for naive"),
+        (naive, {"level": "all"}, "no level"),
         (naive, {"isolation": "half"}, "isolation: expected full, unseen or none, got 'half'"),
     ],
-    ids=["keyword", "lse", "feature", "dtype", "level", "isolation"],
+    ids=["keyword", "lse", "feature", "dtype", "layout", "no-gradient", "vjp", "nothing", "level",
+         "isolation"],
 )  # fmt: skip
 def test_wrong_use_is_told_before_anything_runs(
     fn: Any, options: dict[str, Any], said: str

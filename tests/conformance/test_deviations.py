@@ -42,10 +42,10 @@ def test_what_is_not_named_or_not_judged_stays() -> None:
 def test_a_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "known.toml"
     file.write_text(
-        '[[deviation]]\ncase = "a"\nreason = "b"\nlink = "c"\n'
-        '[[deviation]]\ncase = "d"\ndtype = "float16"\nreason = "e"\nlink = "f"\n'
+        '[[deviation]]\ncase = "self"\nreason = "b"\nlink = "c"\n'
+        '[[deviation]]\ncase = "wind*"\ndtype = "float16"\nreason = "e"\nlink = "f"\n'
     )
-    assert load(file) == (Deviation("a", "b", "c"), Deviation("d", "e", "f", "float16"))
+    assert load(file) == (Deviation("self", "b", "c"), Deviation("wind*", "e", "f", "float16"))
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,13 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ('[[deviation]]\ncase = "a"\nreason = ""\nlink = "c"\n', "lacks reason"),
         ('[[deviation]]\ncase = "a"\nreason = "b"\nlink = "c"\nwhy = 1\n', "has an unknown why"),
         ("[[deviation]", "cannot read"),
+        ("[[deviations]]\n", "nothing else, got deviations"),
+        ('deviation = "x"\n', "expected tables"),
+        ('[[deviation]]\ncase = 5\nreason = "b"\nlink = "c"\n', "case is not text"),
+        ('[[deviation]]\ncase = "slef"\nreason = "b"\nlink = "c"\n', "near: self"),
+        ('[[deviation]]\ncase = "self"\ndtype = "fp16"\nreason = "b"\nlink = "c"\n', "fp16"),
     ],
-    ids=["missing", "empty", "unknown", "broken"],
+    ids=["missing", "empty", "unknown", "broken", "spelling", "text", "number", "case", "dtype"],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "known.toml"

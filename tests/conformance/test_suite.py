@@ -125,13 +125,36 @@ def test_what_it_prints_is_no_answer() -> None:
         ("raises", "crashed", "ZeroDivisionError: in the kernel"),
         ("wrong_dtype", "failed", "out is float64, expected float32"),
         ("wrong_shape", "failed", "out shape (2, 3, 9), expected (2, 3, 9, 8)"),
-        ("gives_a_list", "failed", "out is a list (S1.5)"),
+        ("gives_a_list", "failed", "out is a list, expected an array of numpy (S1.5)"),
     ],
 )
 def test_a_wrong_result_is_told_what_was_expected(name: str, verdict: str, said: str) -> None:
     result = ran(function(name), "self")["self"]
     assert result.verdict == verdict
     assert said in result.detail
+
+
+def test_what_it_reads_is_not_what_it_is_asked() -> None:
+    """Tasks do not come by the standard input of the code under examination."""
+    assert ran(function("reads"), "self", "cross")["cross"].verdict == "passed"
+
+
+def test_the_last_words_of_a_crash_are_kept() -> None:
+    """And the profile of nothing is no success."""
+    told = ran(function("aborts"), "self")["self"]
+    assert told.verdict == "crashed"
+    assert told.detail.splitlines() == ["the process ended with status 3", "an assertion failed"]
+
+
+def test_a_subject_may_stand_in_a_module() -> None:
+    subject = resolve("function:tests.conformance.kernels:SUBJECT")
+    assert ran(subject, "self")["self"].verdict == "passed"
+    assert subject.target == "--function tests.conformance.kernels:SUBJECT"
+
+
+def test_an_empty_selection_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match=r"nothing to run for numpy: .* low-precision alone"):
+        trials(BackendSubject("numpy"), Selection(profiles=("masks",), dtypes=("float16",)))
 
 
 def test_a_run_that_is_left_ends_its_workers() -> None:

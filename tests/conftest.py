@@ -12,12 +12,18 @@ import array_api_strict
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import settings
 
 import attnx
 from attnx import plugin
 from attnx._registry import registry
 from attnx_conformance.oracle import Reference, reference
 from attnx_conformance.tolerance import bounds, judge
+
+# The same examples every time, so that a change is judged by itself; `deep` finds new ones.
+settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True)
+settings.register_profile("deep", max_examples=3000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 Array = np.ndarray[Any, Any]
 NAMES = ("dq", "dk", "dv", "dbias", "dsinks")

@@ -110,6 +110,19 @@ def _normalised_forward(self: Kernel, c: Call) -> tuple[Any, Any]:
     return self.fill(c, acc, self.log_sum(c, m, total), rows)
 
 
+def _own_weights(self: Kernel, c: Call, s: Any, lse: Any, seen: Any) -> Any:
+    P = c.arrays["by_lse"] = Kernel.weights(self, c, s, lse, seen)
+    if c.sinks is not None or c.grid.Lk > self.block_k:
+        return P
+    total = P.sum(axis=-1, keepdims=True)
+    return P / np.where(total > 0, total, c.high(1))
+
+
+def _two_paths(self: Kernel, c: Call, P: Any, dP: Any, delta: Any, d_lse: Any) -> Any:
+    """As a framework differentiates softmax and logsumexp, each for itself."""
+    return P * (dP - delta) + c.arrays["by_lse"] * d_lse
+
+
 def _delta_from_weights(self: Kernel, c: Call, d_out: Any, out: Any) -> Any:
     """The mean of dP under P, as a backward pass takes it that keeps no output.
 
@@ -176,6 +189,8 @@ CONTROLS: tuple[Fault, ...] = (
     control("rounded-weights", "unnormalised P rounded to the inputs' dtype", rounded=_rounded),
     control("normalised-weights", "P normalised, then rounded once", forward=_normalised_forward),
     control("delta-from-weights", "delta is the sum of P dP", delta=_delta_from_weights),
+    control("lse-apart", "P is normalised by its own sum, and lse differentiated by itself",
+            block_k=1000, weights=_own_weights, dS=_two_paths),
     control("delta-unrounded", "delta of the float32 output", delta=_float32_output),
     control("skips-hidden-tiles", "tiles that nobody sees are not visited",
             key_blocks=_no_hidden_blocks),

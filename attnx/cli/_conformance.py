@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,7 @@ from attnx.cli._options import console, one_line_errors
 from attnx.errors import ArgumentError, AttnxError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from attnx_conformance.results import Report, Result
     from attnx_conformance.subject import Subject
@@ -148,6 +149,8 @@ def run(
     from attnx_conformance.suite import Selection
 
     if self_test:
+        if backend or function or report or html or deviations:
+            raise ArgumentError("--self-test: it examines the suite alone, and writes no report")
         _self_test(full, jobs or os.cpu_count() or 1, seed)
         return
     selection = Selection(
@@ -248,6 +251,7 @@ def _run_all(
             if writer is not None:
                 writer.add(result)
 
+        stack.enter_context(_interrupted_by_termination())
         try:
             for subject in subjects:
                 chosen_trials = planned[subject.name]
@@ -265,6 +269,20 @@ def _run_all(
         if writer is not None:
             writer.finish(footer)
     return Report(header, tuple(results), footer)
+
+
+@contextmanager
+def _interrupted_by_termination() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: with what it knows, and no worker left."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _progress() -> Progress:

@@ -83,6 +83,7 @@ def test_a_page_is_written(tmp_path: Path) -> None:
         (("--function", f"{KERNELS}:naive", "--supports", "masks"), "supports: unknown masks"),
         (("--function", f"{KERNELS}:naive", "--isolation", "some"), "expected full, unseen or"),
         (("numpy", "--function", f"{KERNELS}:naive"), "without naming backends"),
+        (("numpy", "--self-test"), "it examines the suite alone"),
     ],
     ids=lambda value: value[-1].replace(":", "-") if isinstance(value, tuple) else None,
 )
@@ -111,7 +112,8 @@ def test_a_deviation_is_waived_and_its_absence_a_failure(tmp_path: Path) -> None
     assert "waived, and yet it passes: take the line out" in told
 
 
-def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
+def test_an_interrupted_run_says_so(tmp_path: Path, number: int) -> None:
     """Status 130, a summary of what ran, and a report that counts as cut short."""
     report = tmp_path / "report.jsonl"
     process = subprocess.Popen(
@@ -124,7 +126,7 @@ def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
     while not report.exists() or len(report.read_text().splitlines()) < 4:
         assert process.poll() is None
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     told, _ = process.communicate()
     assert process.returncode == 130
     assert "Cut short: " in told

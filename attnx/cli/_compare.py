@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import attnx
 from attnx.cli._files import KNOWN, Inputs, read_file, read_sample
 from attnx.cli._judge import check_size, judge_all
-from attnx.cli._options import causal_value, console, one_line_errors
+from attnx.cli._options import causal_value, console, one_line_errors, progress_bar
 from attnx.cli._records import plain
 from attnx.cli._request import Options, Request
 from attnx.cli._runner import Row, run_backend
@@ -129,17 +127,10 @@ def chosen(
 
 def run_all(request: Request, infos: Sequence[BackendInfo], timeout: float) -> list[Row]:
     """Run the request on each backend in turn and judge what they computed."""
-    screen = Console(stderr=True)
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=screen,
-        transient=True,
-        disable=not screen.is_terminal,
-    )
-    with progress, tempfile.TemporaryDirectory(prefix="attnx-compare-") as scratch:
+    with (
+        progress_bar() as progress,
+        tempfile.TemporaryDirectory(prefix="attnx-compare-") as scratch,
+    ):
         folder = Path(scratch)
         request.save(folder)
         task = progress.add_task("starting", total=len(infos) + 1)

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from typer.core import TyperGroup
 
 import attnx
 from attnx.cli._compare import chosen
 from attnx.cli._conformance_tables import print_report, print_self_test
-from attnx.cli._options import console, one_line_errors
+from attnx.cli._options import console, one_line_errors, progress_bar
 from attnx.errors import ArgumentError, AttnxError
 
 if TYPE_CHECKING:
@@ -243,7 +241,7 @@ def _run_all(
     footer: dict[str, Any] = {"route": {}, "interrupted": False, "errors": []}
     with ExitStack() as stack:
         writer = stack.enter_context(Writer(report, header)) if report is not None else None
-        progress = stack.enter_context(_progress())
+        progress = stack.enter_context(progress_bar())
 
         def keep(result: Result) -> None:
             results.append(result)
@@ -285,14 +283,6 @@ def _interrupted_by_termination() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _progress() -> Progress:
-    screen = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        console=screen, transient=True, disable=not screen.is_terminal,
-    )  # fmt: skip
-
-
 def _now() -> str:
     from datetime import UTC, datetime
 
@@ -302,7 +292,7 @@ def _now() -> str:
 def _self_test(full: bool, jobs: int, seed: int) -> None:
     from attnx_conformance.selftest import in_parts
 
-    with _progress() as progress:
+    with progress_bar() as progress:
         task = progress.add_task("planted faults", total=None)
         made = in_parts(
             jobs, stop=None if full else 2, seed=seed,

@@ -46,8 +46,7 @@ def print_report(console: Console, report: Report, absent: Sequence[str]) -> Non
 
 
 def _verdict(counts: Counter[str]) -> Text:
-    wrong = counts["failed"] + counts["crashed"] + counts["wrongly-accepted"]
-    if wrong:
+    if _wrong(counts):
         return Text("not held", style="bold red")
     if counts["waived"]:
         return Text("held, with deviations", style="yellow")
@@ -55,12 +54,12 @@ def _verdict(counts: Counter[str]) -> Text:
 
 
 def _numbers(counts: Counter[str]) -> list[str]:
-    wrong = counts["failed"] + counts["crashed"] + counts["wrongly-accepted"]
-    return [
-        str(n or "") for n in (
-            counts["passed"], wrong, counts["refused"], counts["waived"], counts["not-applicable"]
-        )
-    ]  # fmt: skip
+    others = (counts[verdict] for verdict in ("refused", "waived", "not-applicable"))
+    return [str(n or "") for n in (counts["passed"], _wrong(counts), *others)]
+
+
+def _wrong(counts: Counter[str]) -> int:
+    return counts["failed"] + counts["crashed"] + counts["wrongly-accepted"]
 
 
 def _print_failures(console: Console, wrong: Sequence[Result]) -> None:

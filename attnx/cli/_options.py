@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from typer.core import TyperCommand
 
 from attnx.errors import ArgumentError, AttnxError
@@ -22,6 +23,7 @@ __all__ = [
     "console",
     "integers",
     "one_line_errors",
+    "progress_bar",
 ]
 
 ALIGNMENTS = ("top_left", "bottom_right")
@@ -33,6 +35,15 @@ def console() -> Console:
     """The console for tables; one that is no terminal gets room for whole cells."""
     found = Console(highlight=False)
     return found if found.is_terminal else Console(highlight=False, width=max(WIDE, found.width))
+
+
+def progress_bar() -> Progress:
+    """A bar on standard error, where that is a terminal, that leaves nothing behind."""
+    screen = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        console=screen, transient=True, disable=not screen.is_terminal,
+    )  # fmt: skip
 
 
 class CausalCommand(TyperCommand):

@@ -17,7 +17,7 @@ import numpy as np
 from attnx.plugin import Gradients
 from attnx_numpy import _hidden, _threads
 from attnx_numpy._forward import block_sizes
-from attnx_numpy._scores import Operands, Strip, leaked, strips, tame
+from attnx_numpy._scores import Operands, Strip, bias_of, leaked, strips, tame
 from attnx_numpy._tiles import Tile, TilePlan
 
 if TYPE_CHECKING:
@@ -144,7 +144,9 @@ class _Sums:
                 for tile in plan.tiles(strip.b, strip.heads, i0, min(i0 + plan.q_size, call.Lq)):
                     shown: Any = plan.shown(strip.b, strip.heads, tile) if tile.masked else True
                     if self.o.hiding_bias:
-                        shown = shown & (self.o.bias(strip, tile) != -np.inf)
+                        shown = shown & (
+                            bias_of(self.call.bias, strip.b, strip.heads, tile) != -np.inf
+                        )
                     shape = (1, tile.i1 - tile.i0, tile.j1 - tile.j0)
                     rows = np.broadcast_to(shown, shape).any(axis=-1)
                     seen[strip.b, strip.heads, tile.i0 : tile.i1] |= rows

@@ -68,30 +68,29 @@ def forward(q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
         lse[...] = -np.inf if call.sinks is None else call.sinks.astype(lse.dtype)[None, :, None]
         return out, lse
     q_size, k_size, count = block_sizes(call)
+    known: dict[tuple[int, int], _Values] = {}
     with np.errstate(all="ignore"):
         operands = Operands(call, q, k, v, TilePlan(call, q_size, k_size))
-        if _hidden.hides(call) and not _is_tame(operands):
+        if _hidden.hides(call) and not _is_tame(operands, known):
             k, v = _hidden.cleaned(k, v, call)
             operands = Operands(call, q, k, v, operands.plan)
+            known.clear()
     jobs = [
         (strip, i0, min(i0 + q_size, call.Lq))
         for strip in strips(call, q_size)
         for i0 in reversed(range(0, call.Lq, q_size))
     ]
-    known: dict[tuple[int, int], _Values] = {}
 
     def job(item: tuple[Strip, int, int], scratch: Scratch) -> None:
         strip, i0, i1 = item
-        values = known.get((strip.b, strip.kh))
-        if values is None:
-            values = known[strip.b, strip.kh] = _look(operands, strip)
+        values = _known(operands, strip.b, strip.kh, known)
         _Block(operands, strip, i0, i1, values, scratch).compute(out, lse)
 
     _threads.run(job, jobs, min(count, len(jobs)))
     return out, lse
 
 
-def _is_tame(operands: Operands) -> bool:
+def _is_tame(operands: Operands, known: dict[tuple[int, int], _Values]) -> bool:
     """Whether the look at all keys ends well, so that the look at some of them would too."""
     call = operands.call
     if operands.careful or call.bias is not None:
@@ -102,16 +101,24 @@ def _is_tame(operands: Operands) -> bool:
         ceiling = BOUND / max(abs(call.scale), 1e-30)
     q = operands.q.astype(operands.dtype, copy=False)
     q_norm = math.sqrt(float(np.einsum("bhid,bhid->bhi", q, q).max()))
-    looks = (_look(operands, Strip(b, kh, 0, 0)) for b in range(call.B) for kh in range(call.Hk))
+    looks = (_known(operands, b, kh, known) for b in range(call.B) for kh in range(call.Hk))
     return all(x.moderate and q_norm * x.k_norm <= min(ceiling, 1e30) for x in looks)
 
 
-def _look(operands: Operands, strip: Strip) -> _Values:
+def _known(operands: Operands, b: int, kh: int, known: dict[tuple[int, int], _Values]) -> _Values:
+    """The look at a key/value head, taken once."""
+    values = known.get((b, kh))
+    if values is None:
+        values = known[b, kh] = _look(operands, b, kh)
+    return values
+
+
+def _look(operands: Operands, b: int, kh: int) -> _Values:
     """The greatest norm of a key, and whether p v is safe for p from exp(-BOUND) to exp(BOUND)."""
     if operands.careful:
         return _Values(math.inf, False)
-    k = operands.k[strip.b, strip.kh].astype(operands.dtype, copy=False)
-    size = np.abs(operands.v[strip.b, strip.kh].astype(operands.dtype, copy=False))
+    k = operands.k[b, kh].astype(operands.dtype, copy=False)
+    size = np.abs(operands.v[b, kh].astype(operands.dtype, copy=False))
     low = np.min(size, where=size > 0, initial=np.inf)
     moderate = bool(size.max(initial=0) < 2.0**20 and low > 2.0**-40)
     return _Values(float(np.sqrt(np.einsum("jd,jd->j", k, k).max())), moderate)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnx_numpy._scores import bias_of
 from attnx_numpy._tiles import TilePlan
 
 if TYPE_CHECKING:
@@ -68,9 +69,6 @@ def _look(seen: Any, plan: TilePlan, bias: Any, b: int, heads: slice) -> None:
             continue
         shown = plan.shown(b, heads, tile) if tile.masked else None
         if bias is not None:
-            part = bias[b if bias.shape[0] != 1 else 0]
-            part = part[heads] if part.shape[0] != 1 else part
-            part = part[:, tile.i0 : tile.i1] if part.shape[1] != 1 else part
-            part = part[:, :, keys] if part.shape[2] != 1 else part
-            shown = part != -np.inf if shown is None else shown & (part != -np.inf)
+            unhidden = bias_of(bias, b, heads, tile) != -np.inf
+            shown = unhidden if shown is None else shown & unhidden
         seen[keys] |= True if shown is None else shown.any(axis=(0, 1))

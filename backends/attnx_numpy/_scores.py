@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from attnx.plugin import Call
     from attnx_numpy._threads import Scratch
 
-__all__ = ["Operands", "Strip", "Tiled", "leaked", "strips", "tame"]
+__all__ = ["Operands", "Strip", "Tiled", "bias_of", "leaked", "strips", "tame"]
 
 
 class Strip(NamedTuple):
@@ -102,21 +102,13 @@ class Operands:
             np.multiply(tanh, self.dtype.type(call.softcap), out=s)
         shown = self.plan.shown(strip.b, strip.heads, tile) if tile.masked else None
         if call.bias is not None:
-            part = self.bias(strip, tile)
+            part = bias_of(call.bias, strip.b, strip.heads, tile)
             view = s.reshape(strip.h1 - strip.h0, tile.i1 - tile.i0, -1)
             view += part.astype(self.dtype, copy=False)
             if self.hiding_bias:
                 unhidden = np.broadcast_to(part, (part.shape[0], *view.shape[1:])) != -np.inf
                 shown = unhidden if shown is None else shown & unhidden
         return Tiled(s, tanh, shown)
-
-    def bias(self, strip: Strip, tile: Tile) -> Any:
-        """The bias of a tile, in its own dtype; axes of size 1 stay."""
-        full = self.call.bias
-        part = full[strip.b if full.shape[0] != 1 else 0]
-        part = part[strip.heads] if part.shape[0] != 1 else part
-        part = part[:, tile.i0 : tile.i1] if part.shape[1] != 1 else part
-        return part[:, :, tile.j0 : tile.j1] if part.shape[2] != 1 else part
 
     def hide(self, tiled: Tiled, strip: Strip) -> None:
         """Put -inf where a pair is hidden: by selection, whatever stands there."""
@@ -128,6 +120,14 @@ class Operands:
             np.copyto(view, -np.inf, where=~shown)
         else:  # the same selection for finite scores, many times faster than a mask of booleans
             np.add(view, np.where(shown, self.dtype.type(0), self.dtype.type(-np.inf)), out=view)
+
+
+def bias_of(bias: Any, b: int, heads: slice, tile: Tile) -> Any:
+    """The bias of a tile, in its own dtype; axes of size 1 stay."""
+    part = bias[b if bias.shape[0] != 1 else 0]
+    part = part[heads] if part.shape[0] != 1 else part
+    part = part[:, tile.i0 : tile.i1] if part.shape[1] != 1 else part
+    return part[:, :, tile.j0 : tile.j1] if part.shape[2] != 1 else part
 
 
 def tame(scale: float, *arrays: Any) -> bool:

@@ -43,12 +43,14 @@ LOG2E = 1.0 / math.log(2.0)
 
 def finite(*tensors: torch.Tensor | None) -> bool:
     """Whether all values are finite: NaN reaches both extremes, and a pass over them is cheap."""
-    for x in tensors:
-        if x is not None and x.numel():
-            low, high = torch.aminmax(x)
-            if not (math.isfinite(low.item()) and math.isfinite(high.item())):
-                return False
-    return True
+    return all(_within(x, math.inf) for x in tensors if x is not None)
+
+
+def _within(x: torch.Tensor, limit: float) -> bool:
+    if not x.numel():
+        return True
+    low, high = torch.aminmax(x)
+    return -limit < low.item() and high.item() < limit
 
 
 def tame(scale: float | None, *tensors: torch.Tensor) -> bool:
@@ -56,13 +58,9 @@ def tame(scale: float | None, *tensors: torch.Tensor) -> bool:
 
     A finite value that nobody sees may make an infinite score, and infinity less infinity is NaN.
     """
-    for x in tensors:
-        limit = 1e100 if x.dtype is torch.float64 else 1e15
-        if x.numel():
-            low, high = torch.aminmax(x)
-            if not (-limit < low.item() and high.item() < limit):
-                return False
-    return scale is None or abs(scale) <= 1e5
+    if not (scale is None or abs(scale) <= 1e5):
+        return False
+    return all(_within(x, 1e100 if x.dtype is torch.float64 else 1e15) for x in tensors)
 
 
 def no_infinity(x: torch.Tensor) -> torch.Tensor:

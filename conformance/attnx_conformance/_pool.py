@@ -27,7 +27,7 @@ from attnx.errors import UnavailableBackend
 
 from .results import Result
 
-__all__ = ["Pool", "Task"]
+__all__ = ["Pool", "Task", "result_of"]
 
 START = 300.0
 """Seconds that a worker may take to import its framework."""
@@ -107,7 +107,7 @@ class Pool:
                 if worker is None:
                     worker = _Worker(self.spec, self.jobs, self._stop)
                 answer = worker.ask(task, self.timeout)
-                done.put(_result(task, subject, self.target, answer))
+                done.put(result_of(task, subject, self.target, answer))
                 if not worker.alive:
                     worker = None
             if worker is not None:
@@ -135,7 +135,8 @@ def _environment(jobs: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": share, "MKL_NUM_THREADS": share, **os.environ}
 
 
-def _result(task: Task, subject: str, target: str, answer: dict[str, Any]) -> Result:
+def result_of(task: Task, subject: str, target: str, answer: dict[str, Any]) -> Result:
+    """What a trial showed: its names, and the answer of `_worker.trial`."""
     return Result(
         subject=subject, case=task.case, profile=task.profile, clauses=task.clauses, ids=task.ids,
         dtype=task.dtype, layout=task.layout, way=task.way, seed=task.seed,

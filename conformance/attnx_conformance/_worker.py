@@ -62,8 +62,9 @@ def _end_with(parent: int) -> None:
 
 
 def trial(
-    subject: Subject, witness: Any, case: str, dtype: str, layout: str, way: str | None, seed: int
-) -> dict[str, Any]:
+    subject: Subject, witness: Any, case: str, dtype: str, layout: str, way: str | None, seed: int,
+    diagnosis: Diagnosis = _diagnosis,
+) -> dict[str, Any]:  # fmt: skip
     """One trial as a record of plain values."""
     start = time.perf_counter()
     item = find(case)
@@ -72,7 +73,7 @@ def trial(
         try:
             got = item.examine(subject, dtype, layout, way, seed)
             verdict, detail, ratios = got.verdict, got.detail, got.ratios
-            detail += _diagnosis.line(item.source, got, subject, dtype, layout, seed)
+            detail += diagnosis.line(item.source, got, subject, dtype, layout, seed)
         except Exception:
             verdict, detail, ratios = "crashed", traceback.format_exc(), {}
     reached = witness is None or witness.calls.total() > before

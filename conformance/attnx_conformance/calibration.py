@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ._worker import wide_types
-from .cases import CASES, DTYPES, Case
+from .cases import CASES, DTYPES, HEAVY, Case
 from .expectation import expectation
 from .faults import CONTROLS
 from .judgement import judge
@@ -24,8 +24,6 @@ from .subject import BackendSubject, Subject
 from .tolerance import MANY
 
 __all__ = ["Figure", "main", "measured"]
-
-HEAVY = 40_000
 
 
 class Figure(NamedTuple):

@@ -16,15 +16,15 @@ Example:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from ._worker import wide_types
+from ._pool import result_of
+from ._worker import trial as examine
 from .diagnosis import Diagnosis
 from .results import Report, Result, versions
-from .subject import FunctionSubject, Subject
-from .suite import Selection, Trial, profile_of, trials
+from .subject import FunctionSubject, Subject, several
+from .suite import Selection, Trial, trials
 
 __all__ = ["ConformanceError", "check"]
 
@@ -91,7 +91,7 @@ def check(
         isolation=isolation,
     )  # fmt: skip
     selection = Selection(
-        level, _several(profiles), _several(cases), tuple(subject.capabilities.dtypes), (), seed
+        level, several(profiles), several(cases), tuple(subject.capabilities.dtypes), (), seed
     )
     planned = trials(subject, selection)
     diagnosis = Diagnosis()
@@ -104,20 +104,10 @@ def check(
     return report
 
 
-def _several(names: Iterable[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
 def _run(subject: Subject, trial: Trial, diagnosis: Diagnosis) -> Result:
-    start, item = time.perf_counter(), trial.item
-    with wide_types(subject, trial.dtype):
-        got = item.examine(subject, trial.dtype, trial.layout, trial.way, trial.seed)
-        guess = diagnosis.line(item.source, got, subject, trial.dtype, trial.layout, trial.seed)
-    return Result(
-        subject.name, item.name, profile_of(item, trial.dtype), item.clauses, item.ids,
-        trial.dtype, trial.layout, trial.way, trial.seed, got.verdict, got.detail + guess,
-        got.ratios, time.perf_counter() - start, subject.target,
-    )  # fmt: skip
+    task = trial.task
+    answer = examine(subject, None, *task[:5], diagnosis)
+    return result_of(task, subject.name, subject.target, answer)
 
 
 def _told(name: str, wrong: list[Result], count: int) -> str:

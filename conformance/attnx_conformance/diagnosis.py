@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .cases import Case
+from .cases import HEAVY, Case
 from .expectation import expectation
 from .judgement import Bound, judge
 from .runner import Outcome, examine, lacking_of
@@ -23,7 +23,7 @@ from .subject import FunctionSubject, Subject
 
 __all__ = ["Diagnosis", "likely"]
 
-HEAVY, TOLD = 40_000, 3
+TOLD = 3
 ALIKE, SECONDS = 2, 15.0
 """Failures of the same clauses that are diagnosed, and the time that a run may spend on it."""
 

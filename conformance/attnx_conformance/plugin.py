@@ -17,17 +17,14 @@ import pytest
 import attnx
 from attnx.errors import AttnxError, UnavailableBackend
 
-from ._worker import wide_types
+from ._pool import result_of
+from ._worker import trial as examine
 from .deviations import load, waive
-from .diagnosis import Diagnosis
 from .results import Result
 from .subject import BackendSubject
-from .suite import LEVELS, PROFILES, Selection, Trial, profile_of, trials
+from .suite import LEVELS, PROFILES, Selection, Trial, trials
 
 __all__ = ["pytest_addoption", "pytest_generate_tests", "run_trial"]
-
-
-_diagnosis = Diagnosis()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -103,19 +100,10 @@ def run_trial(config: pytest.Config, name: str, trial: Trial) -> None:
 
 
 def _result(subject: BackendSubject, trial: Trial) -> Result:
-    item = trial.item
-    with wide_types(subject, trial.dtype), subject.watched() as witness:
-        got = item.examine(subject, trial.dtype, trial.layout, trial.way, trial.seed)
-        reached = witness is None or witness.calls.total() > 0
-    verdict, detail = got.verdict, got.detail
-    detail += _diagnosis.line(item.source, got, subject, trial.dtype, trial.layout, trial.seed)
-    if verdict == "passed" and item.is_case and not reached:
-        verdict, detail = "failed", f"nothing reached the backend {subject.name!r}"
-    return Result(
-        subject.name, item.name, profile_of(item, trial.dtype), item.clauses, item.ids,
-        trial.dtype, trial.layout, trial.way, trial.seed, verdict, detail, got.ratios, 0.0,
-        subject.target,
-    )  # fmt: skip
+    task = trial.task
+    with subject.watched() as witness:
+        answer = examine(subject, witness, *task[:5])
+    return result_of(task, subject.name, subject.target, answer)
 
 
 @cache

@@ -21,6 +21,7 @@ from ._marshal import Arguments, NotApplicableError, adapted, in_layout, marshal
 from .cases import Case, Inputs
 from .expectation import Expectation, expectation
 from .judgement import judge
+from .results import OK
 from .subject import BackendSubject, Subject
 from .tolerance import more_than_noise
 
@@ -49,7 +50,7 @@ class Outcome:
     @property
     def ok(self) -> bool:
         """Whether the verdict counts for the backend."""
-        return self.verdict in ("passed", "refused", "not-applicable")
+        return self.verdict in OK
 
 
 class _FaultError(Exception):
@@ -108,8 +109,7 @@ def examine(
             differentiation, None for outputs alone.
         lacks: What the inputs leave out (see `adapted`); by default what the subject lacks.
     """
-    trial = _Trial(subject, case, dtype, layout, gradients)
-    trial.lacks = lacks
+    trial = _Trial(subject, case, dtype, layout, gradients, lacks)
     try:
         return trial.run(seed)
     except NotApplicableError as reason:
@@ -122,19 +122,19 @@ def examine(
 
 class _Trial:
     def __init__(
-        self, subject: Subject, case: Case, dtype: str, layout: str, gradients: str | None
-    ) -> None:
+        self, subject: Subject, case: Case, dtype: str, layout: str, gradients: str | None,
+        lacks: frozenset[str] | None,
+    ) -> None:  # fmt: skip
         self.subject, self.lane, self.case = subject, subject.lane, case
         self.dtype, self.layout, self.gradients = dtype, layout, gradients
         self.ratios: dict[str, float] = {}
         self.results: dict[str, Any] = {}
-        self.lacks: frozenset[str] | None = None
+        self.lacks = lacking_of(case, subject) if lacks is None else lacks
 
     def run(self, seed: int) -> Outcome:
         has = self.subject.capabilities
         given = self.case.inputs(self.dtype, seed)
-        lacking = lacking_of(self.case, self.subject) if self.lacks is None else self.lacks
-        inputs = in_layout(adapted(given, lacking), self.layout)
+        inputs = in_layout(adapted(given, self.lacks), self.layout)
         if self.layout not in self.subject.layouts and inputs.q.ndim > 2:
             raise NotApplicableError(f"it takes {' and '.join(self.subject.layouts)} alone")
         if "isolation" in self.case.needs and has.isolation == "unseen":
@@ -148,7 +148,7 @@ class _Trial:
         lacks = self._lacks(inputs)
         if lacks:
             return self._refuses(lambda: self._attention(args), lacks)
-        expected = expectation(self.case, self.dtype, self.layout, seed, has.scores, lacking)
+        expected = expectation(self.case, self.dtype, self.layout, seed, has.scores, self.lacks)
         self._forward(args, expected)
         lacks = self._lacks_gradient(inputs)
         if self.gradients is not None and not lacks:

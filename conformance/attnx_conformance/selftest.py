@@ -14,20 +14,18 @@ from itertools import groupby
 from multiprocessing import get_context
 from typing import NamedTuple
 
-from .cases import CASES, DTYPES, Case
+from .cases import CASES, DTYPES, HEAVY, Case
 from .faults import CONTROLS, FAULTS, Fault, find
 from .runner import Outcome, examine
 
 __all__ = [
-    "HEAVY", "Catch", "SelfTest", "Trial", "alarms", "in_parts", "matrix", "related", "self_test",
+    "Catch", "SelfTest", "Trial", "alarms", "in_parts", "matrix", "related", "self_test",
     "trials",
 ]  # fmt: skip
 
 PART = 14
 """Faults that one process takes at a time."""
 
-HEAVY = 40_000
-"""Cases with more scores a head than this are left out unless asked for."""
 
 _NEAR: Mapping[str, tuple[str, ...]] = {
     "scale": ("scale", "head-size", "values-", "self", "cross"),

@@ -27,7 +27,15 @@ from ._visibility import Grid, visibility
 from ._witness import Witness
 from .cases import DTYPES
 
-__all__ = ["FEATURES", "BackendSubject", "FunctionSubject", "Subject", "function_spec", "resolve"]
+__all__ = [
+    "FEATURES",
+    "BackendSubject",
+    "FunctionSubject",
+    "Subject",
+    "function_spec",
+    "resolve",
+    "several",
+]
 
 LAYOUTS = ("bhsd", "bshd")
 FEATURES = frozenset({
@@ -35,6 +43,11 @@ FEATURES = frozenset({
     "lse", "gqa", "gradients", "memory", "mask_objects",
 })  # fmt: skip
 """What `FunctionSubject(supports=...)` may name."""
+
+
+def several(names: str | Iterable[str]) -> tuple[str, ...]:
+    """Names, where one alone need not be put into a sequence."""
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 class Subject:
@@ -148,9 +161,7 @@ class FunctionSubject(Subject):
         isolation: str = "none",
         spec: str = "",
     ) -> None:
-        supports = (supports,) if isinstance(supports, str) else supports
-        dtypes = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
-        layouts = (layout,) if isinstance(layout, str) else tuple(layout)
+        supports, dtypes, layouts = several(supports), several(dtypes), several(layout)
         for what, given, known in (("layout", layouts, LAYOUTS), ("dtypes", dtypes, DTYPES)):
             if not given or not set(given) <= set(known):
                 raise ArgumentError(

@@ -18,10 +18,10 @@ from attnx.errors import ArgumentError
 
 from ._items import Item, items
 from ._pool import Pool, Task
-from .cases import DTYPES, Case
+from .cases import DTYPES, HEAVY, Case
 from .deviations import Deviation, waive
 from .results import Result
-from .subject import Subject
+from .subject import LAYOUTS, Subject
 
 __all__ = [
     "LEVELS",
@@ -35,11 +35,8 @@ __all__ = [
 ]
 
 LEVELS = ("quick", "standard", "full")
-LAYOUTS = ("bhsd", "bshd")
 WAYS = ("vjp", "framework")
 PROFILES = ("forward", "masks", "gradients", "low-precision", "numerics", "system")
-HEAVY = 40_000
-"""Scores a head from which a case costs a tenth of a second."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,15 @@ class Trial:
     layout: str
     way: str | None
     seed: int
+
+    @property
+    def task(self) -> Task:
+        """The same by its names, and what its result has to carry."""
+        item = self.item
+        profile = profile_of(item, self.dtype)
+        return Task(
+            item.name, self.dtype, self.layout, self.way, self.seed, profile, item.clauses, item.ids
+        )
 
 
 @dataclass(frozen=True)
@@ -192,11 +198,6 @@ def examine_all(
         The route: `{"calls": {method: count}, "ledger": {axis: [values]}}`, empty for a function.
     """
     pool = Pool(subject.spec, subject.target, jobs, timeout)
-    tasks = [
-        Task(t.item.name, t.dtype, t.layout, t.way, t.seed, profile_of(t.item, t.dtype),
-             t.item.clauses, t.item.ids)
-        for t in planned
-    ]  # fmt: skip
-    for result in pool.run(tasks, subject.name):
+    for result in pool.run([trial.task for trial in planned], subject.name):
         on_result(waive(result, deviations))
     return pool.route

@@ -1,9 +1,9 @@
 """The cases, by class. Each is data: what goes in, and which clauses and known faults it guards."""
 
 from . import bias, empty_rows, gradients, isolation, masks, more, numerics, outputs, strides, wild
-from ._case import DTYPES, Case, Inputs, Shape
+from ._case import DTYPES, HEAVY, Case, Inputs, Shape
 
-__all__ = ["CASES", "DTYPES", "Case", "Inputs", "Shape", "find"]
+__all__ = ["CASES", "DTYPES", "HEAVY", "Case", "Inputs", "Shape", "find"]
 
 CASES: tuple[Case, ...] = (
     *outputs.CASES,

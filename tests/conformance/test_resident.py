@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -30,15 +31,23 @@ def test_the_peak_of_a_warm_call_is_its_own() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_sampling_sees_a_peak_that_lasts() -> None:
+def test_sampling_sees_a_peak_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the high-water mark cannot be reset, a thread looks."""
-    import time
+    status, looked = resident._status, threading.Semaphore(0)
+
+    def told(name: str) -> int:
+        found = status(name)
+        looked.release()
+        return found
 
     def held() -> None:
         block = np.ones(8 * MB)
-        time.sleep(0.05)
+        while looked.acquire(blocking=False):  # the looks so far may have come before the block
+            pass
+        looked.acquire(), looked.acquire()  # the first of these may have begun before it
         del block
 
+    monkeypatch.setattr(resident, "_status", told)
     assert 60 * MB < resident._sampled(held) < 90 * MB
 
 

@@ -34,25 +34,29 @@ __all__ = ["attention", "outward", "plan_for"]
 _lanes: dict[type, Any] = {}
 """`Lane.fast_key` by the type of q, of the lanes that a plain call was planned for."""
 
-_plain: dict[Any, tuple[Any, ...]] = {}
-"""By the fast path's key: (lane, apply, class, mask, default scale, direct or None)."""
+_plain: dict[Any, Any] = {}
+"""By what the calls of a class share: (direct or None, `Lane.late_key`, ways), where the ways are
+(apply, class, mask) by what `late_key` tells apart."""
+
+_exact: dict[Any, Any] = {}
+"""By that and the three shapes: (direct or None, scores, late_key, ways, sizes)."""
 
 _plans: dict[tuple[CallClass, Choice], Plan] = {}
 
-_new = tuple.__new__
 DEFAULTS = False, None, False, None
+SHAPES = 4096  # how many are kept at a time; a decoding run meets a new one with every token
 
 
 def _forget() -> None:
     """What is registered has changed: replace the dicts, so that a reader keeps its own."""
-    global _lanes, _plain, _plans
-    _lanes, _plain, _plans = {}, {}, {}
+    global _lanes, _plain, _exact, _plans
+    _lanes, _plain, _exact, _plans = {}, {}, {}, {}
 
 
 def _forget_plain() -> None:
     """The process's default has changed, which the fast path's key leaves out to be short."""
-    global _plain
-    _plain = {}
+    global _plain, _exact
+    _plain, _exact = {}, {}
 
 
 registry.on_change.append(_forget)
@@ -136,43 +140,27 @@ def attention(
         and layout == "bhsd"
         and (fast_key := _lanes.get(type(q))) is not None
         and (extra := fast_key(q, k, v)) is not None
+        and (assume_finite is False or assume_finite is True)
     ):
-        found = None
+        asked = None
+        if not (causal is False and scale is None and return_lse is False and backend is None):
+            asked = _asked(causal, scale, return_lse, backend)
         try:
-            B, Hq, Lq, D = q.shape
-            Bk, Hk, Lk, Dk = k.shape
-            Bv, Hv, Lv, Dv = v.shape
-            dtype = q.dtype
-            if (
-                Bk == B and Bv == B and Hv == Hk and Lv == Lk and Dk == D
-                and Hk and Hq and not Hq % Hk
-                and (k.dtype is dtype or k.dtype == dtype)
-                and (v.dtype is dtype or v.dtype == dtype)
-                and (assume_finite is False or assume_finite is True)
-            ):  # fmt: skip
-                asked = None
-                if not (
-                    causal is False and scale is None and return_lse is False and backend is None
-                ):
-                    asked = _asked(causal, scale, return_lse, backend)
-                found = _plain.get((
-                    extra, dtype, D, Dv, Hq == Hk, Lq == Lk, assume_finite, asked, context.get(),
-                ))  # fmt: skip
-        except (ValueError, RuntimeError, TypeError):
-            pass  # other ranks; a nested tensor, without a shape; an unhashable `backend=`
+            key = q.shape, k.shape, v.shape, extra, assume_finite, asked, context.get()
+        except RuntimeError:  # a nested tensor, without a shape
+            found = None
+        else:
+            found = _exact.get(key) or _of_class(key)
         if found is not None:
-            lane, apply, cls, kept_mask, default_scale, direct = found
+            direct, scores, late_key, ways, sizes = found
             if direct is not None:
-                out = direct(q, k, v, scale, B * Hq * Lq * Lk, Lq, Lk)
+                out = direct(q, k, v, scale, scores)
                 if out is not None:
                     return out
-            if lane.steady():
-                factor = default_scale if scale is None else scale
-                # A named tuple's constructor costs three times as much; a test pins the order.
-                call = _new(
-                    Call, (cls, B, Hq, Hk, Lq, Lk, D, Dv, factor, None, kept_mask, None, None)
-                )
-                out, lse = apply(q, k, v, call)
+            if (way := ways.get(late_key(q, k, v))) is not None:
+                apply, cls, kept_mask = way
+                factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+                out, lse = apply(q, k, v, Call(cls, *sizes, factor, None, kept_mask))
                 return (out, lse) if return_lse else out
     options = Options(
         mask, causal, bias, scale, softcap, sinks, dropout, layout, return_lse, assume_finite
@@ -180,10 +168,34 @@ def attention(
     return _long_way(q, k, v, options, backend)
 
 
+def _of_class(key: Any) -> Any:
+    """What a plain call of a known class and of shapes not met before needs; kept for the next.
+
+    Returns:
+        None where the class is not known, or the shapes do not fit: the long way tells.
+    """
+    q, k, v, *rest = key
+    if not len(q) == len(k) == len(v) == 4:
+        return None
+    (B, Hq, Lq, D), (Bk, Hk, Lk, Dk), (Bv, Hv, Lv, Dv) = q, k, v
+    if not (Bk == B and Bv == B and Hv == Hk and Lv == Lk and Dk == D and Hk and Hq) or Hq % Hk:
+        return None
+    exact, plain = _exact, _plain
+    found = plain.get((D, Dv, Hq == Hk, Lq == Lk, *rest))
+    if found is None:
+        return None
+    direct, late_key, ways = found
+    if len(exact) >= SHAPES:
+        exact.clear()
+    made = direct, B * Hq * Lq * Lk, late_key, ways, (B, Hq, Hk, Lq, Lk, D, Dv)
+    exact[key] = made
+    return made
+
+
 def _long_way(q: Any, k: Any, v: Any, options: Options, backend: Any) -> Any:
     lane = lane_of(q)
     ready = prepare(lane, q, k, v, options)
-    kept = _lanes, _plain
+    kept = _lanes, _plain, _exact
     chosen = plan_for(requested(backend), ready.call.cls)
     _remember(kept, lane, options, backend, chosen, ready)
     return outward(lane, ready, *chosen.apply(ready.q, ready.k, ready.v, ready.call))
@@ -208,7 +220,7 @@ def _asked(causal: Any, scale: Any, return_lse: Any, backend: Any) -> Any:
 
 
 def _remember(
-    kept: tuple[dict[type, Any], dict[Any, tuple[Any, ...]]], lane: Lane, options: Options,
+    kept: tuple[dict[type, Any], dict[Any, Any], dict[Any, Any]], lane: Lane, options: Options,
     backend: Any, plan: Plan, ready: Prepared,
 ) -> None:  # fmt: skip
     """Keep a plan for the fast path, if the call that made it was plain."""
@@ -216,16 +228,19 @@ def _remember(
     if not ready.dims.plain or any(x is not None for x in beyond):
         return
     asked = _asked(options.causal, options.scale, options.return_lse, backend)
-    extra = lane.fast_key(ready.q, ready.k, ready.v)
-    if asked is ... or extra is None or not lane.steady():
+    q, k, v, call, _ = ready
+    extra, late = lane.fast_key(q, k, v), lane.late_key(q, k, v)
+    if asked is ... or extra is None or late is None:
         return
-    q, call = ready.q, ready.call
     key = (
-        extra, q.dtype, call.D, call.Dv, call.Hq == call.Hk, call.Lq == call.Lk,
-        options.assume_finite, asked, context.get(),
+        call.D, call.Dv, call.Hq == call.Hk, call.Lq == call.Lk,
+        extra, options.assume_finite, asked, context.get(),
     )  # fmt: skip
-    lanes, plain = kept
+    lanes, plain, exact = kept
+    direct, _, ways = plain.get(key, (None, None, {}))
+    ways[late] = plan.apply, call.cls, call.mask
+    if plan.direct is not None and direct is None:
+        direct = plan.direct
+        exact.clear()  # it holds entries without it
+    plain[key] = direct, lane.late_key, ways
     lanes[type(q)] = lane.fast_key
-    plain[key] = (
-        lane, plan.apply, call.cls, call.mask, 1.0 / math.sqrt(call.D), plan.direct
-    )  # fmt: skip

@@ -238,8 +238,10 @@ class Backend:
         """A shortcut for plain calls of a class: no mask object, bias, softcap, sinks or lse.
 
         Returns:
-            `run(q, k, v, scale, scores, Lq, Lk)`, which gives out, or None to leave the call to
+            `run(q, k, v, scale, scores)`, which gives out, or None to leave the call to
             `apply`; `scale` may be None and `scores` is B * Hq * Lq * Lk. Or None: no shortcut.
+            It meets every plain call of these shapes whose `Lane.fast_key` is the class's: what
+            only `Lane.late_key` tells apart, such as a gradient, it looks at itself, and declines.
         """
         return None
 

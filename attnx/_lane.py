@@ -65,18 +65,22 @@ class Lane:
         return int(self.xp.min(array)), int(self.xp.max(array))
 
     def fast_key(self, q: Any, k: Any, v: Any) -> Any:
-        """What a plain call's plan depends on beyond shapes and dtypes: device, gradient, tracing.
+        """What a plain call's plan depends on beyond shapes, as far as it is cheap to tell.
 
         Returns:
-            A hashable key, or None when the call must take the long way.
+            A hashable key that no other lane gives (a dtype and a device, say), or None when the
+            call must take the long way, as under a transform.
         """
         return None
 
-    def steady(self) -> bool:
-        """Whether nothing is switched on that gives a plain call another meaning (autocast).
+    def late_key(self, q: Any, k: Any, v: Any) -> Any:
+        """The rest of what its plan depends on: whether a gradient is recorded, say.
 
-        It is asked before a kept plan is applied, and not before its `direct`, which knows better
-        what would matter to it.
+        It is asked where no backend's `direct` served, so `direct` looks after this itself.
+
+        Returns:
+            A hashable key, or None when the call must take the long way: where dtypes differ and
+            `fast_key` did not look, or where a switch gives the call another meaning (autocast).
         """
         return True
 

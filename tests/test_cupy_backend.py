@@ -39,15 +39,16 @@ class Device:
 
 
 class Somewhere:
-    def __init__(self, device: int) -> None:
-        self.device = Device(device)
+    def __init__(self, device: int, dtype: str = "float32") -> None:
+        self.device, self.dtype = Device(device), np.dtype(dtype)
 
 
 def test_the_lane_names_devices_and_never_reads_contents() -> None:
     array = Somewhere(3)
     assert LANE.device(array) == "cuda:3"
     assert not LANE.readable(array)
-    assert LANE.fast_key(array, array, array) == 3
+    assert LANE.fast_key(array, array, array) == ("cupy", np.dtype("float32"), 3)
+    assert LANE.fast_key(array, array, Somewhere(3, "float64")) is None
     assert LANE.fast_key(array, array, Somewhere(0)) is None
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from typing import Any
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import attnx
+from attnx import _attention
 from attnx.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from attnx.masks import Lengths
 from attnx_torch._lane import LANE
@@ -208,6 +210,65 @@ def test_a_value_that_a_cast_makes_infinite_is_isolated_under_autocast() -> None
         kept = attnx.attention(q, k, v, causal=True)
     assert kept[..., :-1, :].isfinite().all()
     assert torch.equal(kept, attnx.attention(q.half(), k.half(), v.half(), causal=True))
+
+
+# What a kept plan must not serve ------------------------------------------------------------------
+
+KEPT: list[dict[str, Any]] = [
+    {}, {"assume_finite": True}, {"assume_finite": True, "causal": True}, {"return_lse": True},
+    {"assume_finite": True, "scale": -0.5},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", KEPT, ids=lambda o: "-".join(o) or "plain")
+@pytest.mark.parametrize("which", [(0,), (1,), (2,), (0, 1, 2)], ids=str)
+def test_a_plan_kept_without_a_gradient_records_the_gradient_of_any_operand(
+    options: dict[str, Any], which: tuple[int, ...]
+) -> None:
+    """The key leaves the gradient to the shortcut, which must see it in each of q, k and v."""
+    arrays = tensors()
+    wanted = attnx.attention_vjp(*arrays, **options)
+    for _ in range(2):
+        attnx.attention(*arrays, **options)
+    leaves = [x.clone().requires_grad_(i in which) for i, x in enumerate(arrays)]
+    for _ in range(2):  # as planned, and as kept
+        out = attnx.attention(*leaves, **options)
+        out = out[0] if isinstance(out, tuple) else out
+        cotangent = torch.ones_like(out)
+        got = torch.autograd.grad(out, [leaves[i] for i in which], cotangent)
+        grads = wanted[1](cotangent)
+        for i, dx in zip(which, got, strict=True):
+            torch.testing.assert_close(dx, (grads.q, grads.k, grads.v)[i])
+        with torch.no_grad():
+            again = attnx.attention(*leaves, **options)
+            assert not (again[0] if isinstance(again, tuple) else again).requires_grad
+
+
+@pytest.mark.parametrize("options", KEPT, ids=lambda o: "-".join(o) or "plain")
+def test_a_kept_plan_serves_with_and_without_a_gradient_in_turn(options: dict[str, Any]) -> None:
+    """Neither forgets the other: an evaluation between training steps plans nothing."""
+    arrays = tensors()
+    leaves = [x.clone().requires_grad_() for x in arrays]
+    for x in (arrays, leaves):
+        attnx.attention(*x, **options)
+    with mock.patch.object(_attention, "_long_way") as long_way:
+        for x in (arrays, leaves, arrays, leaves):
+            attnx.attention(*x, **options)
+    assert not long_way.called
+
+
+@pytest.mark.parametrize("options", KEPT, ids=lambda o: "-".join(o) or "plain")
+@pytest.mark.parametrize("name", ["k", "v"])
+@pytest.mark.parametrize("wrong", [torch.float16, torch.float64, torch.int32, torch.complex64])
+def test_a_kept_plan_never_takes_mixed_dtypes(
+    options: dict[str, Any], name: str, wrong: torch.dtype
+) -> None:
+    q, k, v = tensors()
+    for _ in range(2):
+        attnx.attention(q, k, v, **options)
+    k, v = (x.to(wrong) if n == name else x for n, x in (("k", k), ("v", v)))
+    with pytest.raises(ArgumentTypeError, match=f"{name}: expected "):
+        attnx.attention(q, k, v, **options)
 
 
 # What is refused ---------------------------------------------------------------------------------

@@ -53,9 +53,10 @@ class CupyLane(Lane):
         return q, k, v
 
     def fast_key(self, q: Any, k: Any, v: Any) -> Any:
-        """The device, where all three share it; else the long way says what is wrong."""
-        device = q.device.id
-        return device if k.device.id == device and v.device.id == device else None
+        """Dtype and device, where all three share them; else the long way says what is wrong."""
+        dtype, device = q.dtype, q.device.id
+        same = k.dtype == v.dtype == dtype and k.device.id == v.device.id == device
+        return ("cupy", dtype, device) if same else None
 
     def arange(self, start: int, stop: int, like: Any) -> Any:
         """Integers from start to stop."""

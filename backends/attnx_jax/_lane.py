@@ -84,13 +84,16 @@ class JaxLane(Lane):
         return int(values.min()), int(values.max())
 
     def fast_key(self, q: Any, k: Any, v: Any) -> Any:
-        """The device, for concrete arrays; a tracer takes the long way."""
+        """The dtype and device, for concrete arrays; a tracer takes the long way."""
         concrete = self._concrete
         if type(q) is not concrete or type(k) is not concrete or type(v) is not concrete:
             return None
+        dtype = q.dtype
+        if k.dtype != dtype or v.dtype != dtype:
+            return None
         if self._one_cpu is None:
             self._one_cpu = jax.device_count() == 1 and jax.default_backend() == "cpu"
-        return "jax" if self._one_cpu else ("jax", self.device(q))
+        return ("jax", dtype) if self._one_cpu else ("jax", dtype, self.device(q))
 
     def detached(self, array: Any) -> Any:
         """Constant to `jax.grad` and forward mode."""

@@ -27,8 +27,15 @@ class NumpyLane(Lane):
         return array.dtype.name if array.dtype.isnative else f"{array.dtype.name} (swapped bytes)"
 
     def fast_key(self, q: Any, k: Any, v: Any) -> Any:
-        """Nothing beyond the exact type."""
-        return "numpy" if type(k) is _ndarray and type(v) is _ndarray else None
+        """The dtype, where the exact types and the dtypes agree."""
+        dtype = q.dtype
+        if (
+            type(q) is type(k) is type(v) is _ndarray
+            and (k.dtype is dtype or k.dtype == dtype)
+            and (v.dtype is dtype or v.dtype == dtype)
+        ):
+            return dtype
+        return None
 
     def integers(self, value: Any, like: Any) -> Any:
         """Integers as int64."""

@@ -81,9 +81,7 @@ def direct(cls: CallClass) -> Callable[..., Any] | None:
     dtype, look = FULL[cls.dtype], not cls.assume_finite
     default = dtype(1 / math.sqrt(cls.D))
 
-    def direct(
-        q: Any, k: Any, v: Any, scale: float | None, scores: int, Lq: int, Lk: int
-    ) -> Any:  # fmt: skip
+    def direct(q: Any, k: Any, v: Any, scale: float | None, scores: int) -> Any:
         if not 0 < scores <= SCORES:
             return None
         with np.errstate(all="ignore"):

@@ -36,7 +36,10 @@ __all__ = [
 transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
 is_batched: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+# `is_compiling` takes three times as long. What it adds are traces whose tensors are no plain ones.
+_in_dynamo = torch.compiler.is_dynamo_compiling
 _is_compiling = torch.compiler.is_compiling
+_any_requires_grad = torch._C._any_requires_grad
 _grad_enabled = torch.is_grad_enabled
 _Tensor = torch.Tensor
 
@@ -86,24 +89,28 @@ class TorchLane(Lane):
         return q, k, v
 
     def fast_key(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-        """Device and gradient; None where a transform asks for a longer look.
+        """The dtype and device of q; None where a transform asks for a longer look.
 
-        Every attribute of a tensor costs 100 ns here. Layouts and the devices of k and v are left
-        to PyTorch's own checks, which the backend tells as S8.1 says.
+        Every attribute of a tensor costs 100 ns here.
         """
         if (
             not type(q) is type(k) is type(v) is _Tensor
+            or _in_dynamo()
             or transformed()
             or forward_ad._current_level >= 0
-            or _is_compiling()
         ):
             return None
-        gradient = _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        return gradient if q.is_cpu else (q.device, gradient)
+        return q.dtype if q.is_cpu else (q.dtype, q.device)
 
-    def steady(self) -> bool:
-        """Whether autocast is off."""
-        return not any_autocast()
+    def late_key(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        """Whether autograd is recording; None under autocast or where dtypes differ.
+
+        Layouts and the devices of k and v are left to PyTorch's own checks, which the backend
+        tells as S8.1 says.
+        """
+        if any_autocast() or not k.dtype is q.dtype is v.dtype:
+            return None
+        return self.wants_gradient(q, k, v)
 
     def detached(self, array: Any) -> Any:
         """A tensor that shares the memory and records nothing."""

@@ -97,27 +97,32 @@ def direct(cls: CallClass) -> Callable[..., Any]:
     full = cls.dtype in ("float32", "float64")
     unseen = full and not wasteful
     plain = cls.scale_sign is None and not grouped
-    sdpa = F.scaled_dot_product_attention
+    sdpa, grad_enabled = F.scaled_dot_product_attention, torch.is_grad_enabled
 
     def direct(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, scores: int,
-        Lq: int, Lk: int,
-    ) -> torch.Tensor | None:  # fmt: skip
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, scores: int
+    ) -> torch.Tensor | None:
         try:
             if not (unseen and 0 < scores <= FREE) and (
                 not scores
-                or (wasteful and _streams(Lq, Lk, wasteful))
+                or (wasteful and _streams(q.shape[-2], k.shape[-2], wasteful))
                 or (look and (any_autocast() or not tame(scale, q, k, v)))
                 or not ((full and scores <= FREE) or _fits(q, k, v))
             ):
                 return None
-            if not plain:
-                return sdpa(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
+            if q.requires_grad and grad_enabled():
+                return None
             # Each argument given costs PyTorch 0.1 µs to read, and a keyword more.
-            return sdpa(q, k, v, None, 0.0, True) if causal else sdpa(q, k, v)
+            if not plain:
+                out = sdpa(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
+            else:
+                out = sdpa(q, k, v, None, 0.0, True) if causal else sdpa(q, k, v)
         except RuntimeError:
             LANE.admit(q, k, v)
+            if not k.dtype is q.dtype is v.dtype:
+                return None
             raise
+        return None if out.requires_grad else out
 
     return direct
 

@@ -160,7 +160,9 @@ def attention(
             if (way := ways.get(late_key(q, k, v))) is not None:
                 apply, cls, kept_mask = way
                 factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-                out, lse = apply(q, k, v, Call(cls, *sizes, scale=factor, mask=kept_mask))
+                out, lse = apply(
+                    q, k, v, Call._make((cls, *sizes, factor, None, kept_mask, None, None))
+                )
                 return (out, lse) if return_lse else out
     options = Options(
         mask, causal, bias, scale, softcap, sinks, dropout, layout, return_lse, assume_finite

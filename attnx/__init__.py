@@ -21,7 +21,7 @@ from attnx._api import (
 from attnx._choice import set_default_backend, use_backend
 from attnx._dispatch import Candidate, Explanation
 from attnx._registry import BackendInfo, Record
-from attnx._report import backends, doctor, get_backend, register, unregister
+from attnx._report import backends, doctor, get_backend, implementations, register, unregister
 from attnx.masks import Causal, Dense, Lengths, Predicate, Prefix, Segments, Starts, Window
 from attnx.plugin import Gradients
 
@@ -48,6 +48,7 @@ __all__ = [
     "errors",
     "explain",
     "get_backend",
+    "implementations",
     "masks",
     "merge",
     "plan",

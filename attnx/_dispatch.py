@@ -214,20 +214,14 @@ def _rank(cls: CallClass, names: list[str]) -> list[str] | None:
 
 
 def _each(hook: str, **arguments: Any) -> Iterator[tuple[str, Any]]:
-    """Every plugin's answer to a hook, asked one by one, so that one which raises hides no other.
-
-    The last one registered is asked first, as pluggy does.
-    """
-    caller = getattr(registry.manager.hook, hook)
-    for implementation in reversed(caller.get_hookimpls()):
-        names = implementation.argnames
+    """Every plugin's answer to a hook; one that raises is told of and hides no other."""
+    for plugin, ask in registry.implementations(hook):
         try:
-            answer = implementation.function(*(arguments[name] for name in names))
+            answer = ask(**arguments)
         except Exception as error:
-            text = f"{hook} of {implementation.plugin_name!r} failed: {say(error)}"
-            _warn(text, AttnxWarning)
+            _warn(f"{hook} of {plugin!r} failed: {say(error)}", AttnxWarning)
         else:
-            yield implementation.plugin_name, answer
+            yield plugin, answer
 
 
 def _warn(text: str, category: type[Warning]) -> None:

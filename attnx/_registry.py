@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnx import _install, _loading, _settings
@@ -24,7 +25,7 @@ from attnx.errors import (
 from attnx.plugin import PROJECT, SUPPORTED_API_VERSIONS, Backend, BackendSpec, Lane, hookspecs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["BackendInfo", "Record", "Registry", "registry"]
 
@@ -106,6 +107,15 @@ class Registry:
                 if self._manager is None:
                     self._collect_or_forget()
         return self._manager
+
+    def implementations(self, hook: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+        """Each plugin's implementation of a hook, the last one registered first, as pluggy does.
+
+        One by one, so that the caller decides what becomes of one that raises.
+        """
+        caller = getattr(self.manager.hook, hook)
+        for found in reversed(caller.get_hookimpls()):
+            yield found.plugin_name, partial(_with_its_own, found.function, found.argnames)
 
     def _collect_or_forget(self) -> None:
         """Collect; whatever raises (strict settings, Ctrl-C) leaves nothing half collected."""
@@ -379,6 +389,11 @@ class Registry:
             detail = f"it does not say what it is: {say(error)}"
             self._fail(name, "failed", detail, "see the cause", self._distributions[name], error)
             return blank._replace(status="failed", reason=detail)
+
+
+def _with_its_own(function: Callable[..., Any], names: Sequence[str], **arguments: Any) -> Any:
+    """Call a hook's implementation, which may name fewer arguments than the hook has."""
+    return function(*(arguments[name] for name in names))
 
 
 def _is_ours(entry: Any) -> bool:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from attnx._registry import BackendInfo, Record, registry
+from attnx.errors import ArgumentError
+from attnx.plugin import hookspecs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from attnx.plugin import Backend
 
-__all__ = ["backends", "doctor", "get_backend", "register", "unregister"]
+__all__ = ["backends", "doctor", "get_backend", "implementations", "register", "unregister"]
 
 
 def backends() -> tuple[BackendInfo, ...]:
@@ -72,6 +76,29 @@ def register(plugin: Any, name: str | None = None) -> None:
         PluginError: it is registered already, or is broken; `doctor` keeps the record.
     """
     registry.register(plugin, name)
+
+
+def implementations(hook: str) -> tuple[tuple[str, Callable[..., Any]], ...]:
+    """Each plugin that implements a hook, by name, and what to call with the hook's arguments.
+
+    For tools that ask plugins something, such as the conformance suite; the last one registered
+    comes first. What an implementation raises is the caller's to handle.
+
+    Args:
+        hook: a name such as `"attnx_conformance_cases"`.
+
+    Raises:
+        ArgumentError: there is no such hook.
+
+    Example:
+        >>> import attnx
+        >>> attnx.implementations("attnx_rank")
+        ()
+    """
+    known = sorted(name for name in vars(hookspecs()) if name.startswith("attnx_"))
+    if hook not in known:
+        raise ArgumentError(f"hook: expected one of {', '.join(known)}, got {hook!r}")
+    return tuple(registry.implementations(hook))
 
 
 def unregister(name: str) -> None:

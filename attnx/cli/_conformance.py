@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from operator import setitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -144,6 +146,7 @@ def run(
         attnx conformance --function my_kernel:attention --framework torch --supports causal,mask
     """
     from attnx_conformance.deviations import load
+    from attnx_conformance.results import unproven
     from attnx_conformance.suite import Selection
 
     if self_test:
@@ -156,7 +159,6 @@ def run(
         profiles=tuple(profile or ()), cases=tuple(case or ()), dtypes=tuple(dtype or ()),
         layouts=tuple(layout or ()), seed=seed, ways=tuple(way or ()),
     )  # fmt: skip
-    selection.check()
     if function is None:
         subjects, absent = _backends(backend)
     else:
@@ -164,6 +166,7 @@ def run(
             raise ArgumentError("--function: examine it alone, without naming backends")
         absent = []
         subjects = [_function(function, framework, supports, isolation, selection)]
+    selection.check(subjects)
     known = () if deviations is None else load(deviations)
     for path in (report, html):
         _check_writable(path)
@@ -179,6 +182,8 @@ def run(
     if made.footer.get("interrupted"):
         raise typer.Exit(130)
     if not made.results or not all(result.ok for result in made.results):
+        raise typer.Exit(1)
+    if unproven(made.results):
         raise typer.Exit(1)
 
 
@@ -236,6 +241,7 @@ def _run_all(
     header = {
         "subjects": list(planned), "seed": selection.seed, "level": selection.level,
         "versions": versions(), "planned": sum(map(len, planned.values())), "started": _now(),
+        "absent": selection.absent(),
     }  # fmt: skip
     results: list[Result] = []
     footer: dict[str, Any] = {"route": {}, "interrupted": False, "errors": []}
@@ -255,9 +261,9 @@ def _run_all(
                 chosen_trials = planned[subject.name]
                 task = progress.add_task(subject.name, total=len(chosen_trials))
                 try:
-                    footer["route"][subject.name] = examine_all(
+                    examine_all(
                         subject, chosen_trials, jobs=jobs, timeout=timeout, deviations=known,
-                        on_result=keep,
+                        on_result=keep, on_route=partial(setitem, footer["route"], subject.name),
                     )  # fmt: skip
                 except AttnxError as error:  # its workers do not start; the others' results stand
                     footer["errors"].append(" ".join(str(error).split()))

@@ -23,7 +23,7 @@ SHOWN, ALIKE = 20, 2
 
 def print_report(console: Console, report: Report, absent: Sequence[str]) -> None:
     """The summary of a run."""
-    from attnx_conformance.results import profiles
+    from attnx_conformance.results import profiles, unproven
 
     table = Table(title=None, title_justify="left")
     for column in ("subject", "profile", "verdict"):
@@ -36,6 +36,11 @@ def print_report(console: Console, report: Report, absent: Sequence[str]) -> Non
     console.print(table)
     _print_failures(console, [result for result in report.results if not result.ok])
     _print_route(console, report)
+    for subject in unproven(report.results):
+        told = f"{subject}: no trial applies to what it takes, so nothing was shown"
+        console.print(Text(told, style="bold red"))
+    for profile, why in report.header.get("absent", {}).items():
+        console.print(Text(f"The profile {profile} was not run: {why}", style="yellow"))
     for line in absent:
         console.print(Text(line))
     planned = int(report.header.get("planned", len(report.results)))

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 from attnx.errors import UnavailableBackend
@@ -31,6 +31,8 @@ __all__ = ["Pool", "Task", "result_of"]
 
 START = 300.0
 """Seconds that a worker may take to import its framework."""
+LEAVE = 10.0
+"""Seconds that it may take to end by itself."""
 
 
 class Task(NamedTuple):
@@ -50,7 +52,8 @@ class Pool:
     """Runs tasks on one subject.
 
     Attributes:
-        route: what the workers' witnesses saw: `{"calls": {...}, "ledger": {...}}`.
+        route: what the workers' witnesses saw: `{"calls": {...}, "ledger": {...}}`; of a worker
+            that crashed or was stopped, up to its last answer.
     """
 
     def __init__(self, spec: str, target: str, jobs: int, timeout: float) -> None:
@@ -69,15 +72,19 @@ class Pool:
         ledger = {axis: sorted(values) for axis, values in sorted(self._ledger.items())}
         return {"calls": dict(self._calls), "ledger": ledger}
 
-    def run(self, tasks: Sequence[Task], subject: str) -> Iterator[Result]:
+    def run(self, tasks: Sequence[Task], subject: str) -> Generator[Result]:
         """Results as they come. Leaving the loop early, or an interrupt, ends every worker."""
         waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
         done: queue.SimpleQueue[Result | BaseException | None] = queue.SimpleQueue()
         for task in tasks:
             waiting.put(task)
         jobs = min(self.jobs, len(tasks))
+        shared = tempfile.TemporaryDirectory()
+        environment = _environment(self.jobs, shared.name)
         threads = [
-            threading.Thread(target=self._serve, args=(waiting, done, subject), daemon=True)
+            threading.Thread(
+                target=self._serve, args=(waiting, done, subject, environment), daemon=True
+            )
             for _ in range(jobs)
         ]
         for thread in threads:
@@ -95,8 +102,9 @@ class Pool:
             self._stop.set()
             for thread in threads:
                 thread.join()
+            shared.cleanup()
 
-    def _serve(self, waiting: Any, done: Any, subject: str) -> None:
+    def _serve(self, waiting: Any, done: Any, subject: str, environment: dict[str, str]) -> None:
         worker: _Worker | None = None
         try:
             while not self._stop.is_set():
@@ -105,17 +113,19 @@ class Pool:
                 except queue.Empty:
                     break
                 if worker is None:
-                    worker = _Worker(self.spec, self.jobs, self._stop)
+                    worker = _Worker(self.spec, environment, self._stop)
                 answer = worker.ask(task, self.timeout)
                 done.put(result_of(task, subject, self.target, answer))
                 if not worker.alive:
+                    self._note(worker.route)
                     worker = None
             if worker is not None:
-                self._note(worker.finish())
+                worker.finish()
         except BaseException as error:
             done.put(error)
         finally:
             if worker is not None:
+                self._note(worker.route)
                 worker.kill()
             done.put(None)
 
@@ -126,13 +136,20 @@ class Pool:
                 self._ledger[axis].update(values)
 
 
-def _environment(jobs: int) -> dict[str, str]:
+def _environment(jobs: int, shared: str) -> dict[str, str]:
     """The caller's, with its cores shared out: OpenMP's threads spin, and would starve each other.
 
-    What the caller has chosen stays.
+    A program that JAX compiled for one worker serves the others too; where the caller keeps such
+    programs in a folder of his own, a second run compiles none. What the caller has chosen stays.
     """
     share = str(max(1, (os.cpu_count() or 1) // jobs))
-    return {"OMP_NUM_THREADS": share, "MKL_NUM_THREADS": share, **os.environ}
+    return {
+        "OMP_NUM_THREADS": share, "MKL_NUM_THREADS": share,
+        "JAX_COMPILATION_CACHE_DIR": shared,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        **os.environ,
+    }  # fmt: skip
 
 
 def result_of(task: Task, subject: str, target: str, answer: dict[str, Any]) -> Result:
@@ -148,7 +165,7 @@ def result_of(task: Task, subject: str, target: str, answer: dict[str, Any]) -> 
 class _Worker:
     """One process and the pipe on which it answers."""
 
-    def __init__(self, spec: str, jobs: int, stop: threading.Event) -> None:
+    def __init__(self, spec: str, environment: dict[str, str], stop: threading.Event) -> None:
         self._stop = stop
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
         read, write = os.pipe()
@@ -156,7 +173,7 @@ class _Worker:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "attnx_conformance._worker", spec, str(write)],
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors,
-                pass_fds=(write,), start_new_session=True, env=_environment(jobs),
+                pass_fds=(write,), start_new_session=True, env=environment,
             )  # fmt: skip
         finally:
             os.close(write)
@@ -165,6 +182,7 @@ class _Worker:
         self._selector.register(self._answers, selectors.EVENT_READ)
         self._buffer, self._closed = b"", False
         self.alive = True
+        self.route: dict[str, Any] = {}
         ready = self._line(START)
         if ready is None:
             told = self._last_words() if self._closed else f"silent for {START:g} s"
@@ -183,19 +201,18 @@ class _Worker:
         except BrokenPipeError:
             answer, self._closed = None, True
         if answer is not None:
+            self.route = answer.pop("route", {})
             return answer
         detail = self._last_words() if self._closed else f"no answer in {timeout:g} s"
         self.kill()
         seconds = time.perf_counter() - start
         return {"verdict": "crashed", "detail": detail, "seconds": seconds}
 
-    def finish(self) -> dict[str, Any]:
-        """The witness's notes; the process ends."""
-        try:
+    def finish(self) -> None:
+        """Let the process end by itself, so that what it does at its exit is done."""
+        with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
             self._send({"finish": True})
-            return self._line(START) or {}
-        except BrokenPipeError:
-            return {}
+            self._process.wait(LEAVE)
 
     def kill(self) -> None:
         """End the process and whatever it started."""

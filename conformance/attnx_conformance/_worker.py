@@ -50,8 +50,8 @@ def main(arguments: list[str]) -> None:
                 message = json.loads(line)
                 if "finish" in message:
                     break
-                answer(trial(subject, witness, *message["task"]))
-            answer({} if witness is None else witness.notes())
+                made = trial(subject, witness, *message["task"])
+                answer(made if witness is None else made | {"route": witness.notes()})
 
 
 def _end_with(parent: int) -> None:
@@ -67,7 +67,7 @@ def trial(
 ) -> dict[str, Any]:  # fmt: skip
     """One trial as a record of plain values."""
     start = time.perf_counter()
-    item = find(case)
+    item = find(case, subject)
     before = 0 if witness is None else witness.calls.total()
     with wide_types(subject, dtype):
         try:

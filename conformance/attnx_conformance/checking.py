@@ -22,7 +22,7 @@ from typing import Any
 from ._pool import result_of
 from ._worker import trial as examine
 from .diagnosis import Diagnosis
-from .results import Report, Result, versions
+from .results import Report, Result, unproven, versions
 from .subject import FunctionSubject, Subject, several
 from .suite import Selection, Trial, trials
 
@@ -83,7 +83,8 @@ def check(
         Every result; `attnx_conformance.html.write` makes a page of it.
 
     Raises:
-        ConformanceError: something that it is said to support is not right.
+        ConformanceError: something that it is said to support is not right, or nothing of what
+            is asked for applies to it.
         ArgumentError: an argument is wrong, or the function cannot be called so.
     """
     subject = FunctionSubject(
@@ -99,6 +100,9 @@ def check(
     header = {"subjects": [subject.name], "seed": seed, "level": level, "versions": versions()}
     report = Report({**header, "planned": len(planned)}, results, {"route": {}})
     wrong = [result for result in results if not result.ok]
+    if raises and unproven(results):
+        told = f"{subject.name}: none of {len(results)} trials applies to what it supports"
+        raise ConformanceError(told, report)
     if wrong and raises:
         raise ConformanceError(_told(subject.name, wrong, len(results)), report)
     return report

@@ -77,11 +77,13 @@ def load(path: Path | str) -> tuple[Deviation, ...]:
 
 def _check_names(where: str, table: dict[str, str]) -> None:
     """A line that names nothing would outlive its case."""
-    from ._items import items
+    from ._items import names, registered
 
-    names = [item.name for item in items()]
-    if not any(fnmatch.fnmatchcase(name, table["case"]) for name in names):
-        near = difflib.get_close_matches(table["case"], names, n=3) or ["none near"]
+    known = names(patterns=(table["case"],))
+    if not any(fnmatch.fnmatchcase(name, table["case"]) for name in known):
+        known = names(registered(), (table["case"],))  # some plugin's own
+    if not any(fnmatch.fnmatchcase(name, table["case"]) for name in known):
+        near = difflib.get_close_matches(table["case"], known, n=3) or ["none near"]
         raise ArgumentError(f"{where}: no case {table['case']!r}; near: {', '.join(near)}")
     if table.get("dtype", "*") not in ("*", *DTYPES):
         raise ArgumentError(f"{where}: no dtype {table['dtype']!r}; known: {', '.join(DTYPES)}")

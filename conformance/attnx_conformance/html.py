@@ -17,8 +17,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from ._items import PROFILES
 from ._plots import distributions
-from .results import OK, VERDICTS, Report, Result, profiles
+from .results import OK, VERDICTS, Report, Result, profiles, unproven
 
 __all__ = ["MARKS", "write"]
 
@@ -28,7 +29,7 @@ MARKS = {
 }  # fmt: skip
 """What stands before a verdict, so that it reads without colour."""
 
-ORDER = ("forward", "masks", "gradients", "low-precision", "numerics", "system", "transforms")
+ORDER = (*PROFILES[:-1], "transforms", PROFILES[-1])
 FAULTS_SHOWN = 25
 DETAIL = 4_000
 DETAILS = 3_000_000
@@ -69,6 +70,8 @@ def _content(report: Report) -> dict[str, Any]:
         "planned": report.header.get("planned", report.header.get("trials")),
         "header": _pairs(report.header),
         "footer": _pairs(rest),
+        "absent": dict(_mapping(report.header.get("absent"))),
+        "unproven": unproven(results),
         "route": {str(name): _route(found) for name, found in _mapping(route).items()},
         "profiles": names,
         "matrix": {

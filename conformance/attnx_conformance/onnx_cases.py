@@ -98,9 +98,15 @@ def cases() -> tuple[OnnxCase, ...]:
         return tuple(OnnxCase(**record) for record in pickle.loads(path.read_bytes()))
 
 
-def check(case: OnnxCase, subject: Subject) -> Outcome:
-    """Run a case on a subject; `Outcome.detail` tells what each result was compared with."""
-    trial = _Trial(case, subject)
+def check(case: OnnxCase, subject: Subject, layout: str = "") -> Outcome:
+    """Run a case on a subject; `Outcome.detail` tells what each result was compared with.
+
+    Args:
+        case: the case.
+        subject: what is examined.
+        layout: of the subject's arrays; the case's own when empty, if the subject takes it.
+    """
+    trial = _Trial(case, subject, layout)
     try:
         return trial.run()
     except NotApplicableError as reason:
@@ -128,8 +134,8 @@ class _FaultError(Exception):
 
 
 class _Trial:
-    def __init__(self, case: OnnxCase, subject: Subject) -> None:
-        self.case, self.subject, self.lane = case, subject, subject.lane
+    def __init__(self, case: OnnxCase, subject: Subject, layout: str) -> None:
+        self.case, self.subject, self.lane, self.layout = case, subject, subject.lane, layout
         self.dtype = case.inputs["Q"].dtype.name
         self.ratios: dict[str, float] = {}
         self.notes: list[str] = []
@@ -169,7 +175,7 @@ class _Trial:
     def _ask(self, call: Call, *, weights: bool = False) -> Array:
         """The subject's answer in the layout of the call."""
         allowed = self.subject.layouts
-        layout = call.layout if call.layout in allowed else allowed[0]
+        layout = self.layout or (call.layout if call.layout in allowed else allowed[0])
         q, k, v = (self._array(x) for x in call.in_layout(layout))
         options = {**self._options(call.options), "layout": layout}
         if weights:

@@ -17,7 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-__all__ = ["OK", "VERDICTS", "Report", "Result", "Writer", "profiles", "read", "versions"]
+__all__ = [
+    "OK", "VERDICTS", "Report", "Result", "Writer", "profiles", "read", "unproven", "versions",
+]  # fmt: skip
 
 FORMAT = 1
 
@@ -179,6 +181,15 @@ def profiles(results: Iterable[Result]) -> dict[str, dict[str, Counter[str]]]:
         counts = table.setdefault(result.subject, {}).setdefault(result.profile, Counter())
         counts[result.verdict] += 1
     return table
+
+
+def unproven(results: Iterable[Result]) -> list[str]:
+    """The subjects to which no trial applied: nothing is wrong, because nothing was shown."""
+    applied: dict[str, bool] = {}
+    for result in results:
+        shown = result.verdict != "not-applicable"
+        applied[result.subject] = applied.get(result.subject, False) or shown
+    return [subject for subject, shown in applied.items() if not shown]
 
 
 def versions() -> dict[str, str]:

@@ -11,12 +11,13 @@ import difflib
 import fnmatch
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from attnx.errors import ArgumentError
 
-from ._items import Item, items
+from ._items import PROFILES, Item, absent, items, names
 from ._pool import Pool, Task
 from .cases import DTYPES, HEAVY, Case
 from .deviations import Deviation, waive
@@ -30,13 +31,11 @@ __all__ = [
     "Trial",
     "cases_of",
     "examine_all",
-    "profile_of",
     "trials",
 ]
 
 LEVELS = ("quick", "standard", "full")
 WAYS = ("vjp", "framework")
-PROFILES = ("forward", "masks", "gradients", "low-precision", "numerics", "system")
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Trial:
     def task(self) -> Task:
         """The same by its names, and what its result has to carry."""
         item = self.item
-        profile = profile_of(item, self.dtype)
+        profile = item.profile_of(self.dtype)
         return Task(
             item.name, self.dtype, self.layout, self.way, self.seed, profile, item.clauses, item.ids
         )
@@ -82,8 +81,11 @@ class Selection:
     seed: int = 0
     ways: tuple[str, ...] = ()
 
-    def check(self) -> None:
+    def check(self, subjects: Iterable[Subject] = ()) -> None:
         """Refuse a name that nothing bears.
+
+        Args:
+            subjects: those to be examined; their plugins may have cases of their own.
 
         Raises:
             ArgumentError: with the names that come near.
@@ -93,9 +95,17 @@ class Selection:
         _known("dtype", self.dtypes, DTYPES)
         _known("layout", self.layouts, LAYOUTS)
         _known("way", self.ways, WAYS)
-        names = [item.name for item in items()]
-        plain = [n for n in self.cases if not any(fnmatch.fnmatchcase(x, n) for x in names)]
-        _known("case", plain, names)
+        for profile, why in self.absent().items() if self.profiles else ():
+            raise ArgumentError(f"profile: {profile} cannot be run here: {why}")
+        known = names(subjects, self.cases) if self.cases else []
+        plain = [n for n in self.cases if not any(fnmatch.fnmatchcase(x, n) for x in known)]
+        _known("case", plain, known)
+
+    def absent(self) -> dict[str, str]:
+        """The profiles that are asked for and cannot be run here, and why."""
+        if self.cases:
+            return {}
+        return {p: w for p, w in absent().items() if not self.profiles or p in self.profiles}
 
     def wants(self, item: Item) -> bool:
         """Whether an item is asked for by its name, and in some dtype by its profile."""
@@ -108,20 +118,15 @@ class Selection:
             dtype
             for dtype in item.dtypes
             if (not self.dtypes or dtype in self.dtypes)
-            and (not self.profiles or profile_of(item, dtype) in self.profiles)
+            and (not self.profiles or item.profile_of(dtype) in self.profiles)
         ]
-
-
-def profile_of(item: Item, dtype: str) -> str:
-    """The profile that a trial counts for: all in 16 bits are "low-precision"."""
-    return "low-precision" if dtype in ("float16", "bfloat16") else item.profile
 
 
 def cases_of(selection: Selection) -> tuple[Case, ...]:
     """The plain cases that a selection asks for, less those about strides: no file holds them."""
     return tuple(
         item.source
-        for item in items()
+        for item in items(None, selection.cases)
         if isinstance(item.source, Case)
         and not item.source.make.views
         and selection.wants(item)
@@ -138,9 +143,9 @@ def _known(what: str, given: Iterable[str], known: Sequence[str]) -> None:
 
 def trials(subject: Subject, selection: Selection) -> tuple[Trial, ...]:
     """The trials of a selection, cheap ones first."""
-    selection.check()
+    selection.check((subject,))
     chosen: list[Trial] = []
-    for item in items():
+    for item in items(subject, selection.cases):
         if selection.wants(item) and _sampled(item, selection):
             chosen += _of(item, subject, selection)
     if not chosen:
@@ -183,7 +188,8 @@ def examine_all(
     timeout: float = 300.0,
     deviations: Sequence[Deviation] = (),
     on_result: Callable[[Result], None] = lambda result: None,
-) -> dict[str, Any]:
+    on_route: Callable[[dict[str, Any]], None] = lambda route: None,
+) -> None:
     """Run trials in worker processes, so that a crash or a hang is a verdict on one case.
 
     Args:
@@ -193,11 +199,13 @@ def examine_all(
         timeout: seconds after which a trial counts as hanging.
         deviations: the subject's known deviations.
         on_result: called with each result, in the order in which they come.
-
-    Returns:
-        The route: `{"calls": {method: count}, "ledger": {axis: [values]}}`, empty for a function.
+        on_route: called at the end, also of a run that is interrupted, with what was seen of the
+            route: `{"calls": {method: count}, "ledger": {axis: [values]}}`, empty for a function.
     """
     pool = Pool(subject.spec, subject.target, jobs, timeout)
-    for result in pool.run([trial.task for trial in planned], subject.name):
-        on_result(waive(result, deviations))
-    return pool.route
+    try:
+        with closing(pool.run([trial.task for trial in planned], subject.name)) as results:
+            for result in results:
+                on_result(waive(result, deviations))
+    finally:
+        on_route(pool.route)

@@ -21,7 +21,7 @@ from attnx.errors import ArgumentError
 
 from ._marshal import in_layout
 from ._vector_files import FORMAT, README, judged, load, manifest, save
-from .cases import CASES, DTYPES, Case, Inputs
+from .cases import CASES, DTYPES, LOW, Case, Inputs
 from .expectation import Expectation, expectation
 from .results import Result, versions
 
@@ -107,7 +107,7 @@ def _write(
     return {
         "name": case.name,
         "clauses": list(case.clauses),
-        "profile": case.profile,
+        "profile": "low-precision" if dtype in LOW else case.profile,
         "ids": list(case.ids),
         "needs": list(case.needs),
         "dtype": dtype,

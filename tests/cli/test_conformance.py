@@ -112,6 +112,47 @@ def test_a_deviation_is_waived_and_its_absence_a_failure(tmp_path: Path) -> None
     assert "waived, and yet it passes: take the line out" in told
 
 
+def test_a_function_to_which_nothing_applies_has_shown_nothing() -> None:
+    status, told = ran("--function", f"{KERNELS}:naive", "--case", "bias-full", *FUNCTION)
+    assert status == 1
+    assert "no trial applies to what it takes, so nothing was shown" in told
+
+
+CASES = '''
+"""A plugin with a case of its own for the NumPy backend."""
+
+from attnx.plugin import hookimpl
+
+
+@hookimpl
+def attnx_conformance_cases(backend):
+    from attnx_conformance.cases import Case, Recipe
+
+    return [Case("mine-plain", ("S2",), "forward", Recipe())] if backend == "numpy" else []
+'''
+
+
+def test_a_case_of_an_installed_plugin_is_run_in_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "attnx_mine.py").write_text(CASES, "utf-8")
+    info = tmp_path / "mine-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n", "utf-8")
+    (info / "entry_points.txt").write_text("[attnx]\nmine = attnx_mine\n", "utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    report = tmp_path / "report.jsonl"
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "attnx", "conformance", "numpy", "--case", "mine-*", "--report",
+            str(report),
+        ],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(r.case, r.verdict) for r in read(report).results] == [("mine-plain", "passed")]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
 def test_an_interrupted_run_says_so(tmp_path: Path, number: int) -> None:
     """Status 130, a summary of what ran, and a report that counts as cut short."""
@@ -133,6 +174,7 @@ def test_an_interrupted_run_says_so(tmp_path: Path, number: int) -> None:
     made = read(report)
     assert not made.complete
     assert 0 < len(made.results) < made.header["planned"]
+    assert made.footer["route"]["numpy"]["calls"]["apply"] > 0
 
 
 def test_a_killed_run_leaves_a_report_without_its_footer(tmp_path: Path) -> None:

@@ -49,8 +49,15 @@ def test_without_raising_the_report_says_it() -> None:
 
 def test_what_is_not_supported_is_not_asked() -> None:
     """Neither counted for it nor held against it."""
-    report = check(naive, cases=("bias-full", "sinks", "softcap", "causal-65", "lengths"))
+    cases = ("bias-full", "sinks", "softcap", "causal-65", "lengths")
+    report = check(naive, cases=cases, raises=False)
     assert {result.verdict for result in report.results} == {"not-applicable"}
+
+
+def test_where_nothing_applies_nothing_is_shown() -> None:
+    """An empty promise must not look kept."""
+    with pytest.raises(ConformanceError, match="naive: none of 2 trials applies to what it supp"):
+        check(naive, cases=("bias-full", "sinks"))
 
 
 def test_a_function_may_bring_its_own_pullback() -> None:

@@ -88,7 +88,8 @@ def test_a_backend_is_examined_in_workers_and_its_work_is_witnessed() -> None:
     planned = trials(
         subject, Selection(cases=("self", "causal", "gradient-ones"), dtypes=("float16",))
     )
-    route = examine_all(subject, planned, jobs=2, on_result=found.append)
+    route: dict[str, Any] = {}
+    examine_all(subject, planned, jobs=2, on_result=found.append, on_route=route.update)
     assert [r.verdict for r in found] == ["passed"] * 3
     assert all(r.ratios["out"] > 0 for r in found)
     assert {"apply", "forward", "backward", "weights"} <= set(route["calls"])
@@ -171,6 +172,20 @@ def test_a_run_that_is_left_ends_its_workers() -> None:
             timeout=600.0,
         )  # fmt: skip
     assert [r.case for r in seen] == ["self"]
+
+
+def test_a_run_that_is_left_tells_the_route_so_far() -> None:
+    subject, route = BackendSubject("numpy"), {}
+
+    def stop(result: Result) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        examine_all(
+            subject, trials(subject, Selection(cases=("self", "causal-65"))), on_result=stop,
+            on_route=route.update,
+        )  # fmt: skip
+    assert route["calls"]["apply"] > 0
 
 
 def test_a_worker_that_cannot_start_is_an_error_and_not_a_verdict() -> None:

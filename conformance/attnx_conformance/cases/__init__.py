@@ -1,9 +1,11 @@
 """The cases, by class. Each is data: what goes in, and which clauses and known faults it guards."""
 
 from . import bias, empty_rows, gradients, isolation, masks, more, numerics, outputs, strides, wild
-from ._case import DTYPES, HEAVY, Case, Inputs, Shape
+from ._case import BASE, DTYPES, HEAVY, LOW, Case, Inputs, Recipe, Shape
 
-__all__ = ["CASES", "DTYPES", "HEAVY", "Case", "Inputs", "Shape", "find"]
+__all__ = [
+    "BASE", "CASES", "DTYPES", "HEAVY", "LOW", "Case", "Inputs", "Recipe", "Shape", "find",
+]  # fmt: skip
 
 CASES: tuple[Case, ...] = (
     *outputs.CASES,

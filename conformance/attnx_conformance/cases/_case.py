@@ -18,10 +18,23 @@ from numpy.typing import NDArray
 from attnx_conformance._visibility import Grid, visibility
 from attnx_conformance.plain import numpy_dtype
 
-__all__ = ["BASE", "DTYPES", "HEAVY", "Case", "Context", "Inputs", "Recipe", "Shape", "square"]
+__all__ = [
+    "BASE",
+    "DTYPES",
+    "HEAVY",
+    "LOW",
+    "Case",
+    "Context",
+    "Inputs",
+    "Recipe",
+    "Shape",
+    "square",
+]
 
 Array = NDArray[Any]
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+LOW = frozenset({"float16", "bfloat16"})
+"""Dtypes whose trials count for the profile "low-precision"."""
 HEAVY = 40_000
 """Scores a head above which a case costs a tenth of a second: samples leave it out."""
 

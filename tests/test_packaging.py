@@ -23,6 +23,7 @@ PACKAGES = {
     "attnx_torch",
     "attnx_jax",
     "attnx_cupy",
+    "attnx_bench",
     "attnx_conformance",
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from attnx.cli._bench import bench
 from attnx.cli._compare import compare
 from attnx.cli._conformance import suite
 from attnx.cli._explain import explain
@@ -26,6 +27,7 @@ app.command()(backends)
 app.command(cls=CausalCommand)(explain)
 app.command()(doctor)
 app.command(cls=CausalCommand)(compare)
+app.command()(bench)
 app.add_typer(suite, name="conformance")
 
 

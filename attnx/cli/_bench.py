@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
-from attnx.cli._options import console, one_line_errors, progress_bar
+from attnx.cli._options import (
+    console,
+    interrupted_by_termination,
+    one_line_errors,
+    progress_bar,
+)
 from attnx.errors import ArgumentError
 
 __all__ = ["bench"]
@@ -88,7 +93,7 @@ def bench(
     for path in (json, plot):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-    with progress_bar() as progress:
+    with interrupted_by_termination(), progress_bar() as progress:
         task = progress.add_task("bench", total=None)
         report = run(asked, lambda what: progress.update(task, description=what))
     print_report(console(), report)

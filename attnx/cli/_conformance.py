@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from operator import setitem
 from pathlib import Path
@@ -17,11 +16,16 @@ from typer.core import TyperGroup
 import attnx
 from attnx.cli._compare import chosen
 from attnx.cli._conformance_tables import print_report, print_self_test
-from attnx.cli._options import console, one_line_errors, progress_bar
+from attnx.cli._options import (
+    console,
+    interrupted_by_termination,
+    one_line_errors,
+    progress_bar,
+)
 from attnx.errors import ArgumentError, AttnxError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from attnx_conformance.results import Report, Result
     from attnx_conformance.subject import Subject
@@ -255,7 +259,7 @@ def _run_all(
             if writer is not None:
                 writer.add(result)
 
-        stack.enter_context(_interrupted_by_termination())
+        stack.enter_context(interrupted_by_termination())
         try:
             for subject in subjects:
                 chosen_trials = planned[subject.name]
@@ -273,20 +277,6 @@ def _run_all(
         if writer is not None:
             writer.finish(footer)
     return Report(header, tuple(results), footer)
-
-
-@contextmanager
-def _interrupted_by_termination() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does: with what it knows, and no worker left."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _now() -> str:

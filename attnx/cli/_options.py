@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import signal
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -14,7 +16,7 @@ from typer.core import TyperCommand
 from attnx.errors import ArgumentError, AttnxError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 __all__ = [
     "ALIGNMENTS",
@@ -22,6 +24,7 @@ __all__ = [
     "causal_value",
     "console",
     "integers",
+    "interrupted_by_termination",
     "one_line_errors",
     "progress_bar",
 ]
@@ -44,6 +47,20 @@ def progress_bar() -> Progress:
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         console=screen, transient=True, disable=not screen.is_terminal,
     )  # fmt: skip
+
+
+@contextmanager
+def interrupted_by_termination() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: with what it knows, and no worker left."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class CausalCommand(TyperCommand):

@@ -72,8 +72,7 @@ def _left(start: float, turns: int, budget: float) -> bool:
 
 
 def _count(run: Callable[[], Any]) -> int:
-    """How many runs make a batch; the first two run warm everything that can be warmed."""
-    run()
+    """How many runs make a batch; what is timed has run once before, when it was checked."""
     start = time.perf_counter()
     run()
     took = max(time.perf_counter() - start, 1e-7)

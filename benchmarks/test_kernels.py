@@ -1,0 +1,75 @@
+"""Single functions, for those who change a kernel: `pytest benchmarks`.
+
+What a user pays is measured by `attnx bench`; this tells which step of a kernel a change has moved.
+Compare two checkouts with `--benchmark-save` and `--benchmark-compare`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnx
+from attnx.plugin import Call
+from attnx_bench.workload import Workload
+
+SIZES = {"small": 64, "middle": 512, "large": 2048}
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {}, "causal": {"causal": "top_left"}, "window": {"causal": "top_left", "window": 63},
+    "padding": {"valid": 0.5},
+}  # fmt: skip
+
+
+def _prepared(backend: str, workload: Workload) -> tuple[Any, tuple[Any, ...], Call]:
+    """A backend, its arrays, and the record of a call as the core would hand it over."""
+    impl = attnx.get_backend(backend)
+    arrays = workload.arrays()
+    q, k, v, d_out = (impl.lane.from_numpy(x) for x in (arrays.q, arrays.k, arrays.v, arrays.d_out))
+    kept: list[Call] = []
+
+    class Keeper(type(impl)):  # type: ignore[misc]
+        def forward(self, q: Any, k: Any, v: Any, call: Call) -> Any:
+            kept.append(call)
+            return super().forward(q, k, v, call)
+
+    keeper = object.__new__(Keeper)
+    keeper.__dict__.update(impl.__dict__)
+    attnx.attention_vjp(q, k, v, backend=keeper, **workload.structured)
+    return impl, (q, k, v, d_out), kept[0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
+def test_forward(benchmark: Any, backend: str, size: str, form: str) -> None:
+    pytest.importorskip(backend)
+    workload = Workload(form, form, Lq=SIZES[size], Lk=SIZES[size], **FORMS[form])
+    impl, (q, k, v, _), call = _prepared(backend, workload)
+
+    def run() -> None:
+        impl.lane.wait(impl.forward(q, k, v, call)[0])
+
+    benchmark(run)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
+def test_backward(benchmark: Any, backend: str, size: str, form: str) -> None:
+    pytest.importorskip(backend)
+    workload = Workload(form, form, Lq=SIZES[size], Lk=SIZES[size], **FORMS[form])
+    impl, (q, k, v, d_out), call = _prepared(backend, workload)
+    out, lse = impl.forward(q, k, v, call)
+
+    def run() -> None:
+        impl.lane.wait(impl.backward(q, k, v, out, lse, d_out, None, call)[0])
+
+    benchmark(run)
+
+
+def test_the_plan_of_a_call(benchmark: Any) -> None:
+    """The long way: checks, the class, the choice of a backend, without the kernel."""
+    q = np.ones((1, 2, 4, 8), np.float32)
+    benchmark(lambda: attnx.explain(q, q, q, causal=True, backend="numpy"))

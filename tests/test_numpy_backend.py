@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ import threadpoolctl
 
 import attnx
 from attnx import Causal, Lengths, Predicate, Segments, Window
+from attnx_conformance.cases import CASES, DTYPES, HEAVY, Case
 from attnx_conformance.oracle import Reference
-from attnx_numpy import _threads
+from attnx_conformance.runner import run
+from attnx_numpy import _small, _threads
 
 Make = Callable[..., tuple[Any, Any, Any]]
 Agree = Callable[..., Reference]
@@ -356,3 +360,42 @@ def test_its_lane_names_dtypes_and_copies_what_it_hands_over() -> None:
     assert not lane.traced(x)
     assert lane.readable(x)
     assert lane.vjp is None
+
+
+# Small calls -------------------------------------------------------------------------------------
+
+LIGHT = [
+    case for case in CASES
+    if case.scores <= HEAVY and "float32" in case.dtypes and zlib.crc32(case.name.encode()) % 4 == 1
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LIGHT, ids=lambda case: case.name)
+def test_a_small_call_is_right_in_tiles_too(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite's small cases take the one piece; what is beyond it has tiles of the same edges."""
+    monkeypatch.setattr(_small, "SCORES", 0)
+    outcome = run(case, "numpy", "float32")
+    assert outcome.ok, outcome.detail
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_call_is_right_in_tiles(
+    case: Case, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_small, "SCORES", 0)
+    outcome = run(case, "numpy", dtype) if dtype in case.dtypes else None
+    assert outcome is None or outcome.ok, outcome
+
+
+@pytest.mark.parametrize("piece", ["forward", "backward"])
+def test_a_small_call_is_one_piece(piece: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = make()
+    done = mock.Mock(side_effect=getattr(_small, piece))
+    monkeypatch.setattr(_small, piece, done)
+    gradients(q, k, v, mask=Lengths(3), softcap=2.0)
+    assert done.call_count == 1
+    q[...] = np.nan
+    gradients(q, k, v, mask=Lengths(3), softcap=2.0)
+    assert done.call_count == 1

@@ -54,6 +54,14 @@ class NumpyBackend(ArrayBackend):
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, d_out: Any, d_lse: Any, call: Call
     ) -> Gradients:
         """See `attnx.plugin.Backend.backward`."""
+        with LANE.quiet():
+            if _small.fits(call) and _small.suits_backward(d_out, d_lse, call):
+                if _small.suits(q, k, v, call):
+                    return _small.backward(q, k, v, out, d_out, d_lse, call)
+                if _hidden.hides(call):
+                    k0, v0 = _hidden.cleaned(k, v, call)
+                    if _small.suits(q, k0, v0, call):
+                        return _small.backward(q, k0, v0, out, d_out, d_lse, call)
         if self.steep(lse, call):
             return super().backward(q, k, v, out, lse, d_out, d_lse, call)
         return _backward.backward(q, k, v, out, lse, d_out, d_lse, call)

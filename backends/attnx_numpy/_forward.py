@@ -30,6 +30,9 @@ __all__ = ["block_sizes", "forward"]
 BOUND = 40.0
 """exp(40) is 2^57.7: sums over any Lk stay finite, and products with moderate v stay normal."""
 
+LOOKED = 2048
+"""Keys that are looked at at a time."""
+
 SMALL = 1 << 17
 """Multiplications of a call under which threads cost more than they give."""
 
@@ -117,11 +120,17 @@ def _look(operands: Operands, b: int, kh: int) -> _Values:
     """The greatest norm of a key, and whether p v is safe for p from exp(-BOUND) to exp(BOUND)."""
     if operands.careful:
         return _Values(math.inf, False)
-    k = operands.k[b, kh].astype(operands.dtype, copy=False)
-    size = np.abs(operands.v[b, kh].astype(operands.dtype, copy=False))
-    low = np.min(size, where=size > 0, initial=np.inf)
-    moderate = bool(size.max(initial=0) < 2.0**20 and low > 2.0**-40)
-    return _Values(float(np.sqrt(np.einsum("jd,jd->j", k, k).max())), moderate)
+    square, moderate = 0.0, True
+    for j in range(0, operands.call.Lk, LOOKED):  # what is made of a part stays in cache
+        k, v = (
+            x[b, kh, j : j + LOOKED].astype(operands.dtype, copy=False)
+            for x in (operands.k, operands.v)
+        )
+        size = np.abs(v)
+        low = np.min(size, where=size > 0, initial=np.inf)
+        moderate = moderate and bool(size.max(initial=0) < 2.0**20 and low > 2.0**-40)
+        square = float(np.maximum(square, np.einsum("jd,jd->j", k, k).max()))  # keeps a NaN
+    return _Values(math.sqrt(square), moderate)
 
 
 class _Block:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnx.plugin import Gradients
 from attnx.tiling import Grid, position_offset, visible
 from attnx_numpy._scores import tame
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from attnx.plugin import Call, CallClass
 
-__all__ = ["direct", "fits", "forward", "suits"]
+__all__ = ["backward", "direct", "fits", "forward", "suits", "suits_backward"]
 
 SCORES = 1 << 16
 """Most scores of a small call: 256 KB of float32."""
@@ -44,17 +45,71 @@ def suits(q: Any, k: Any, v: Any, call: Call) -> bool:
 
 def forward(q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
     """The answer (out, lse) of a call that `suits`."""
+    p, m, total, shown, _ = _softmax(q, k, call)
+    rows = (call.B, call.Hk, call.Hq // call.Hk * call.Lq, call.Lk)
+    out = np.matmul(p.reshape(rows), v.astype(p.dtype, copy=False))
+    out = out.reshape(call.B, call.Hq, call.Lq, call.Dv)
+    return _finish(out, m, total, shown, call, q.dtype)
+
+
+def suits_backward(d_out: Any, d_lse: Any, call: Call) -> bool:
+    """Whether the cotangents hold nothing that must be isolated, if the call itself `suits`."""
+    return call.assume_finite or (
+        tame(1.0, d_out) and (d_lse is None or bool(np.isfinite(d_lse).all()))
+    )
+
+
+def backward(q: Any, k: Any, v: Any, out: Any, d_out: Any, d_lse: Any, call: Call) -> Gradients:
+    """The gradients of a call that `suits`; P is made again from the scores, not from lse."""
+    p, m, total, shown, slope = _softmax(q, k, call, sloped=call.softcap is not None)
+    dtype, g = p.dtype, call.Hq // call.Hk
+    stacked = (call.B, call.Hk, g * call.Lq, -1)  # the query heads of a group as rows of one
+    flat = (call.B, call.Hk, g * call.Lq, call.Lk)
+    seen = total if shown is None else np.where(total > 0, total, 1)
+    p /= seen
+    q32, d32 = (x.astype(dtype, copy=False).reshape(stacked) for x in (q, d_out))
+    k32, v32 = (x.astype(dtype, copy=False) for x in (k, v))
+    dv = np.matmul(p.reshape(flat).swapaxes(-1, -2), d32)
+    flow = np.einsum(
+        "bhid,bhid->bhi", out.astype(dtype, copy=False), d_out.astype(dtype, copy=False)
+    )
+    if d_lse is not None:
+        flow -= d_lse
+    ds = np.matmul(d32, v32.swapaxes(-1, -2)).reshape(p.shape)
+    ds -= flow[..., None]
+    ds *= p
+    bias = sinks = None
+    if call.bias is not None:
+        bias = _summed_to(ds, call.bias.shape).astype(call.bias.dtype, copy=False)
+    if call.sinks is not None:
+        below = call.sinks.astype(dtype)[:, None, None] - np.where(np.isneginf(m), dtype.type(0), m)
+        share = np.exp(below) / seen
+        sinks = -(share[..., 0] * flow).sum(axis=(0, 2))
+        sinks = sinks.astype(call.sinks.dtype, copy=False)
+    if slope is not None:
+        ds *= slope.reshape(ds.shape)
+    ds *= dtype.type(call.scale)
+    raw = ds.reshape(flat)
+    dq = np.matmul(raw, k32).reshape(q.shape)
+    dk = np.matmul(raw.swapaxes(-1, -2), q32)
+    return Gradients(
+        dq.astype(q.dtype, copy=False), dk.astype(k.dtype, copy=False),
+        dv.astype(v.dtype, copy=False), bias, sinks,
+    )  # fmt: skip
+
+
+def _softmax(q: Any, k: Any, call: Call, *, sloped: bool = False) -> tuple[Any, Any, Any, Any, Any]:
+    """exp(s - m) (B, Hq, Lq, Lk), m, its sums with the sinks', what is shown, the cap's slope."""
     dtype = np.float64 if call.dtype == "float64" else np.float32
     B, Hq, Lq, Lk = call.B, call.Hq, call.Lq, call.Lk
-    rows = (B, call.Hk, Hq // call.Hk * Lq, Lk)
-    q32 = q if q.dtype == dtype else q.astype(dtype)
-    k32 = k if k.dtype == dtype else k.astype(dtype)
-    v32 = v if v.dtype == dtype else v.astype(dtype)
-    s = np.matmul(q32.reshape(*rows[:3], call.D), k32.swapaxes(-1, -2))
+    q32 = q.astype(dtype, copy=False).reshape(B, call.Hk, Hq // call.Hk * Lq, call.D)
+    s = np.matmul(q32, k.astype(dtype, copy=False).swapaxes(-1, -2))
     s *= dtype(call.scale)
+    slope = None
     if call.softcap is not None:
         s /= dtype(call.softcap)
         np.tanh(s, out=s)
+        slope = 1 - s * s if sloped else None
         s *= dtype(call.softcap)
     s = s.reshape(B, Hq, Lq, Lk)
     shown = _shown(call)
@@ -65,13 +120,19 @@ def forward(q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
     m = s.max(axis=-1, keepdims=True)
     if call.sinks is not None:
         m = np.maximum(m, call.sinks.astype(dtype)[:, None, None])
-    s -= m if shown is None else np.where(np.isneginf(m), dtype(0), m)
+    shift = m if shown is None else np.where(np.isneginf(m), dtype(0), m)
+    s -= shift
     p = np.exp(s, out=s)
     total = p.sum(axis=-1, keepdims=True)
     if call.sinks is not None:
-        total += np.exp(call.sinks.astype(dtype)[:, None, None] - m)
-    out = np.matmul(p.reshape(rows), v32).reshape(B, Hq, Lq, call.Dv)
-    return _finish(out, m, total, shown, call, q.dtype)
+        total += np.exp(call.sinks.astype(dtype)[:, None, None] - shift)
+    return p, m, total, shown, slope
+
+
+def _summed_to(ds: Any, shape: tuple[int, ...]) -> Any:
+    """Summed over the axes along which the bias was broadcast."""
+    axes = tuple(axis for axis, n in enumerate(shape) if n == 1 and ds.shape[axis] != 1)
+    return ds.sum(axis=axes, keepdims=True) if axes else ds.copy()
 
 
 def direct(cls: CallClass) -> Callable[..., Any] | None:

@@ -374,6 +374,7 @@ LIGHT = [
 def test_a_small_call_is_right_in_tiles_too(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """The suite's small cases take the one piece; what is beyond it has tiles of the same edges."""
     monkeypatch.setattr(_small, "SCORES", 0)
+    monkeypatch.setattr(_small, "FEW", 0)
     outcome = run(case, "numpy", "float32")
     assert outcome.ok, outcome.detail
 
@@ -385,6 +386,7 @@ def test_every_call_is_right_in_tiles(
     case: Case, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_small, "SCORES", 0)
+    monkeypatch.setattr(_small, "FEW", 0)
     outcome = run(case, "numpy", dtype) if dtype in case.dtypes else None
     assert outcome is None or outcome.ok, outcome
 

@@ -1,8 +1,9 @@
 """Small calls in one piece: all heads at once, no tiles, no threads.
 
 Under some hundred thousand scores the blocked kernel costs more in Python than in arithmetic. The
-whole score array then fits the second-level cache, and a dozen NumPy calls do the work. Values that
-are not finite take the blocked kernel, which knows how to keep them apart.
+whole score array then fits the second-level cache, and a dozen NumPy calls do the work. So it is
+with a few queries before a long cache, whose scores are few beside the keys that give them. Values
+that are not finite take the blocked kernel, which knows how to keep them apart.
 """
 
 from __future__ import annotations
@@ -26,12 +27,19 @@ __all__ = ["backward", "direct", "fits", "forward", "suits", "suits_backward"]
 SCORES = 1 << 16
 """Most scores of a small call: 256 KB of float32."""
 
+FEW = 16
+"""Query rows of a key head up to which a call is small at any length: its scores then take a tenth
+of the memory of its keys and values. In 16 bits these would be upcast whole."""
+
 FULL: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
 
 
 def fits(call: Call) -> bool:
     """Whether a call is small, and not empty."""
-    return 0 < call.B * call.Hq * call.Lq * call.Lk <= SCORES
+    scores = call.B * call.Hq * call.Lq * call.Lk
+    if scores <= SCORES or scores == 0:
+        return scores > 0
+    return call.Lq * (call.Hq // call.Hk) <= FEW and call.dtype in FULL
 
 
 def suits(q: Any, k: Any, v: Any, call: Call) -> bool:

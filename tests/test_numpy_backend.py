@@ -366,7 +366,7 @@ def test_its_lane_names_dtypes_and_copies_what_it_hands_over() -> None:
 
 LIGHT = [
     case for case in CASES
-    if case.scores <= HEAVY and "float32" in case.dtypes and zlib.crc32(case.name.encode()) % 4 == 1
+    if case.scores <= HEAVY and "float32" in case.dtypes and zlib.crc32(case.name.encode()) % 8 == 1
 ]  # fmt: skip
 
 

@@ -163,6 +163,7 @@ def test_float64_in_jax(name: str) -> None:
         confirm(name, "float64")
 
 
+@pytest.mark.sweep
 # Compiled for the host it takes half a minute and says the same.
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -209,6 +210,7 @@ def child(code: str, given: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ON_KERAS)
 def test_the_answers_of_keras(name: str, tmp_path: Path) -> None:
     each = PEERS[name]

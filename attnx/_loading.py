@@ -13,9 +13,9 @@ from attnx.errors import UnavailableBackend
 from attnx.plugin import Backend, BackendSpec, Capabilities, Lane
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["check_specs", "framework", "is_a", "load", "load_lane", "say"]
+__all__ = ["check_specs", "framework", "is_a", "load", "load_lane", "say", "with_its_own"]
 
 TEXTS = ("name", "framework", "summary", "install_hint")
 LISTS = ("array_types", "requires", "settings")
@@ -116,3 +116,8 @@ def say(error: BaseException) -> str:
     """An error on one line."""
     lines = f"{type(error).__name__}: {error}".strip().splitlines()
     return lines[0].removesuffix(": ")
+
+
+def with_its_own(function: Callable[..., Any], names: Sequence[str], **arguments: Any) -> Any:
+    """Call a hook's implementation, which may name fewer arguments than the hook has."""
+    return function(*(arguments[name] for name in names))

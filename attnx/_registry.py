@@ -25,7 +25,7 @@ from attnx.errors import (
 from attnx.plugin import PROJECT, SUPPORTED_API_VERSIONS, Backend, BackendSpec, Lane, hookspecs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
 __all__ = ["BackendInfo", "Record", "Registry", "registry"]
 
@@ -115,7 +115,7 @@ class Registry:
         """
         caller = getattr(self.manager.hook, hook)
         for found in reversed(caller.get_hookimpls()):
-            yield found.plugin_name, partial(_with_its_own, found.function, found.argnames)
+            yield found.plugin_name, partial(_loading.with_its_own, found.function, found.argnames)
 
     def _collect_or_forget(self) -> None:
         """Collect; whatever raises (strict settings, Ctrl-C) leaves nothing half collected."""
@@ -389,11 +389,6 @@ class Registry:
             detail = f"it does not say what it is: {say(error)}"
             self._fail(name, "failed", detail, "see the cause", self._distributions[name], error)
             return blank._replace(status="failed", reason=detail)
-
-
-def _with_its_own(function: Callable[..., Any], names: Sequence[str], **arguments: Any) -> Any:
-    """Call a hook's implementation, which may name fewer arguments than the hook has."""
-    return function(*(arguments[name] for name in names))
 
 
 def _is_ours(entry: Any) -> bool:

@@ -76,7 +76,8 @@ def bench(
         attnx bench --json bench.json --plot plots
     """
     from attnx_bench import Asked, run
-    from attnx_bench.report import print_report, to_json
+    from attnx_bench.report import to_json
+    from attnx_bench.tables import print_report
 
     asked = Asked(
         tuple(workload or ()), tuple(backend or ()), dtype, quick, plot is not None, seed, budget

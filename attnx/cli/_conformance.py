@@ -185,9 +185,8 @@ def run(
         typer.echo(f"report: {html}", err=True)
     if made.footer.get("interrupted"):
         raise typer.Exit(130)
-    if not made.results or not all(result.ok for result in made.results):
-        raise typer.Exit(1)
-    if unproven(made.results):
+    right = bool(made.results) and all(result.ok for result in made.results)
+    if not right or unproven(made.results):
         raise typer.Exit(1)
 
 

@@ -99,9 +99,10 @@ def find(name: str, subject: Subject | None = None) -> Item:
     Raises:
         KeyError: there is none.
     """
-    for item in items(subject, (name,)):
-        if item.name == name:
-            return item
+    for among in (None, subject):  # plugins are asked for their cases only where none is ours
+        for item in items(among, (name,)):
+            if item.name == name:
+                return item
     raise KeyError(name)
 
 

@@ -23,9 +23,9 @@ from attnx_bench.report import (
     cell_record,
     from_json,
     machine_lines,
-    print_report,
     to_json,
 )  # fmt: skip
+from attnx_bench.tables import print_report
 
 MACHINE: dict[str, Any] = {
     "cpu": "Example 9000", "cores": 4, "threads": {"openblas": "3"}, "sgemm_gflops": 200.0,

@@ -6,6 +6,7 @@ Compare two checkouts with `--benchmark-save` and `--benchmark-compare`.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def _prepared(backend: str, workload: Workload) -> tuple[Any, tuple[Any, ...], C
     q, k, v, d_out = (impl.lane.from_numpy(x) for x in (arrays.q, arrays.k, arrays.v, arrays.d_out))
     kept: list[Call] = []
 
-    class Keeper(type(impl)):  # type: ignore[misc]
+    class Keeper(type(impl)):  # type: ignore[misc]  # its class is known only when it is loaded
         def forward(self, q: Any, k: Any, v: Any, call: Call) -> Any:
             kept.append(call)
             return super().forward(q, k, v, call)
@@ -40,13 +41,16 @@ def _prepared(backend: str, workload: Workload) -> tuple[Any, tuple[Any, ...], C
     return impl, (q, k, v, d_out), kept[0]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
-def test_forward(benchmark: Any, backend: str, size: str, form: str) -> None:
+@pytest.fixture(params=itertools.product(("numpy", "torch", "jax"), SIZES, FORMS), ids="-".join)
+def kernel(request: pytest.FixtureRequest) -> Any:
+    """What `_prepared` gives, for each backend, size and form."""
+    backend, size, form = request.param
     pytest.importorskip(backend)
-    workload = Workload(form, form, Lq=SIZES[size], Lk=SIZES[size], **FORMS[form])
-    impl, (q, k, v, _), call = _prepared(backend, workload)
+    return _prepared(backend, Workload(form, form, Lq=SIZES[size], Lk=SIZES[size], **FORMS[form]))
+
+
+def test_forward(benchmark: Any, kernel: Any) -> None:
+    impl, (q, k, v, _), call = kernel
 
     def run() -> None:
         impl.lane.wait(impl.forward(q, k, v, call)[0])
@@ -54,13 +58,8 @@ def test_forward(benchmark: Any, backend: str, size: str, form: str) -> None:
     benchmark(run)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
-def test_backward(benchmark: Any, backend: str, size: str, form: str) -> None:
-    pytest.importorskip(backend)
-    workload = Workload(form, form, Lq=SIZES[size], Lk=SIZES[size], **FORMS[form])
-    impl, (q, k, v, d_out), call = _prepared(backend, workload)
+def test_backward(benchmark: Any, kernel: Any) -> None:
+    impl, (q, k, v, d_out), call = kernel
     out, lse = impl.forward(q, k, v, call)
 
     def run() -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from attnx.cli._options import (
+    check_writable,
     console,
     interrupted_by_termination,
     one_line_errors,
@@ -91,9 +92,9 @@ def bench(
         return
     if not workloads and not measures:
         raise ArgumentError("--workload: nothing is left to run")
-    for path in (json, plot):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(json)
+    if plot is not None:
+        plot.mkdir(parents=True, exist_ok=True)
     with interrupted_by_termination(), progress_bar() as progress:
         task = progress.add_task("bench", total=None)
         report = run(asked, lambda what: progress.update(task, description=what))

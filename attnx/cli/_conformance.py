@@ -17,6 +17,7 @@ import attnx
 from attnx.cli._compare import chosen
 from attnx.cli._conformance_tables import print_report, print_self_test
 from attnx.cli._options import (
+    check_writable,
     console,
     interrupted_by_termination,
     one_line_errors,
@@ -173,7 +174,7 @@ def run(
     selection.check(subjects)
     known = () if deviations is None else load(deviations)
     for path in (report, html):
-        _check_writable(path)
+        check_writable(path)
     if known and len(subjects) != 1:
         raise ArgumentError("--deviations: a file is about one backend; name it")
     made = _run_all(subjects, selection, jobs or os.cpu_count() or 1, timeout, known, report)
@@ -203,17 +204,6 @@ def _backends(named: Sequence[str] | None) -> tuple[list[Subject], list[str]]:
     if not subjects:
         raise ArgumentError("no backend can run here: " + ("; ".join(absent) or "none installed"))
     return [*subjects], absent
-
-
-def _check_writable(path: Path | None) -> None:
-    """Before a run of minutes, and not after it."""
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a", encoding="utf-8").close()
-    except OSError as error:
-        raise ArgumentError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _function(

@@ -17,11 +17,13 @@ from attnx.errors import ArgumentError, AttnxError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 __all__ = [
     "ALIGNMENTS",
     "CausalCommand",
     "causal_value",
+    "check_writable",
     "console",
     "integers",
     "interrupted_by_termination",
@@ -47,6 +49,17 @@ def progress_bar() -> Progress:
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         console=screen, transient=True, disable=not screen.is_terminal,
     )  # fmt: skip
+
+
+def check_writable(path: Path | None) -> None:
+    """Before a run of minutes, and not after it."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise ArgumentError(f"cannot write {path}: {error.strerror}") from None
 
 
 @contextmanager

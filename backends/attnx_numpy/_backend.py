@@ -41,31 +41,27 @@ class NumpyBackend(ArrayBackend):
 
     def forward(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
         """See `attnx.plugin.Backend.forward`."""
-        with LANE.quiet():
-            whole, k, v = _in_one_piece(q, k, v, call)
-            if whole:
-                return _small.forward(q, k, v, call)
+        if _small.fits(call):
+            with LANE.quiet():
+                found = _small.forward(q, k, v, call)
+                if found is None and _hidden.hides(call):
+                    found = _small.forward(q, *_hidden.cleaned(k, v, call), call)
+            if found is not None:
+                return found
         return _forward.forward(q, k, v, call)
 
     def backward(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, d_out: Any, d_lse: Any, call: Call
     ) -> Gradients:
         """See `attnx.plugin.Backend.backward`."""
-        with LANE.quiet():
-            if _small.fits(call) and _small.suits_backward(d_out, d_lse, call):
-                whole, k0, v0 = _in_one_piece(q, k, v, call)
-                if whole:
-                    return _small.backward(q, k0, v0, out, d_out, d_lse, call)
+        if _small.fits(call):
+            with LANE.quiet():
+                found = _small.backward(q, k, v, out, d_out, d_lse, call)
+                if found is None and _hidden.hides(call):
+                    keys = _hidden.cleaned(k, v, call)
+                    found = _small.backward(q, *keys, out, d_out, d_lse, call)
+            if found is not None:
+                return found
         if self.steep(lse, call):
             return super().backward(q, k, v, out, lse, d_out, d_lse, call)
         return _backward.backward(q, k, v, out, lse, d_out, d_lse, call)
-
-
-def _in_one_piece(q: Any, k: Any, v: Any, call: Call) -> tuple[bool, Any, Any]:
-    """Whether a call is done in one piece; k and v, without unseen keys where those forbade it."""
-    if _small.suits(q, k, v, call):
-        return True, k, v
-    if not (_small.fits(call) and _hidden.hides(call)):
-        return False, k, v
-    k, v = _hidden.cleaned(k, v, call)
-    return _small.suits(q, k, v, call), k, v

@@ -1,31 +1,41 @@
-"""Small calls in one piece: all heads at once, no tiles, no threads.
+"""Small calls in one piece, or a piece of some heads for each thread: no tiles.
 
-Under some hundred thousand scores the blocked kernel costs more in Python than in arithmetic. The
-whole score array then fits the second-level cache, and a dozen NumPy calls do the work. So it is
-with a few queries before a long cache, whose scores are few beside the keys that give them. Values
-that are not finite take the blocked kernel, which knows how to keep them apart.
+Where a head's whole score array fits the caches, the blocked kernel costs more in Python than it
+saves in memory, and a dozen NumPy calls over several heads do the work. So it is with a few queries
+before a long cache, whose scores are few beside the keys that give them. Values that are not finite
+take the blocked kernel, which knows how to keep them apart.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from attnx.plugin import Gradients
 from attnx.tiling import Grid, position_offset, visible
+from attnx_numpy import _threads
 from attnx_numpy._scores import tame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from attnx.plugin import Call, CallClass
+    from attnx_numpy._threads import Scratch
 
-__all__ = ["backward", "direct", "fits", "forward", "suits", "suits_backward"]
+__all__ = ["backward", "direct", "fits", "forward"]
 
 SCORES = 1 << 16
-"""Most scores of a small call: 256 KB of float32."""
+"""Scores of a call up to which threads cost more than they give."""
+
+HEAD = 1 << 18
+"""Most scores of a key head's queries: a megabyte of float32, what a core has to itself."""
+
+PIECE = 1 << 19
+"""Numbers that a piece of several heads reads and makes, at most."""
 
 FEW = 16
 """Query rows of a key head up to which a call is small at any length: its scores then take a tenth
@@ -36,105 +46,240 @@ FULL: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
 
 def fits(call: Call) -> bool:
     """Whether a call is small, and not empty."""
-    scores = call.B * call.Hq * call.Lq * call.Lk
-    if scores <= SCORES or scores == 0:
-        return scores > 0
-    return call.Lq * (call.Hq // call.Hk) <= FEW and call.dtype in FULL
-
-
-def suits(q: Any, k: Any, v: Any, call: Call) -> bool:
-    """Whether a call fits, and holds nothing that must be isolated."""
-    if not fits(call):
+    rows = call.Lq * (call.Hq // call.Hk)
+    if call.B * call.Hk * rows * call.Lk == 0:
         return False
-    return call.assume_finite or (
-        tame(call.scale, q, k, v) and (call.bias is None or bool(call.bias.max() < np.inf))
-    )
+    return rows * call.Lk <= HEAD or (rows <= FEW and call.dtype in FULL)
 
 
-def forward(q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
-    """The answer (out, lse) of a call that `suits`."""
-    p, m, total, shown, _ = _softmax(q, k, call)
-    rows = (call.B, call.Hk, call.Hq // call.Hk * call.Lq, call.Lk)
-    out = np.matmul(p.reshape(rows), v.astype(p.dtype, copy=False))
-    out = out.reshape(call.B, call.Hq, call.Lq, call.Dv)
-    return _finish(out, m, total, shown, call, q.dtype)
+class _Wild(Exception):
+    """Something is not finite, or may make something that is not."""
 
 
-def suits_backward(d_out: Any, d_lse: Any, call: Call) -> bool:
-    """Whether the cotangents hold nothing that must be isolated, if the call itself `suits`."""
-    return call.assume_finite or (
-        tame(1.0, d_out) and (d_lse is None or bool(np.isfinite(d_lse).all()))
-    )
+class _Piece(NamedTuple):
+    """Some key heads of some batch entries, with the query heads that read them."""
+
+    number: int
+    b: slice
+    groups: slice
+    heads: slice
 
 
-def backward(q: Any, k: Any, v: Any, out: Any, d_out: Any, d_lse: Any, call: Call) -> Gradients:
-    """The gradients of a call that `suits`; P is made again from the scores, not from lse."""
-    p, m, total, shown, slope = _softmax(q, k, call, sloped=call.softcap is not None)
-    dtype, g = p.dtype, call.Hq // call.Hk
-    stacked = (call.B, call.Hk, g * call.Lq, -1)  # the query heads of a group as rows of one
-    flat = (call.B, call.Hk, g * call.Lq, call.Lk)
-    seen = total if shown is None else np.where(total > 0, total, 1)
-    p /= seen
-    q32, d32 = (x.astype(dtype, copy=False).reshape(stacked) for x in (q, d_out))
-    k32, v32 = (x.astype(dtype, copy=False) for x in (k, v))
-    dv = np.matmul(p.reshape(flat).swapaxes(-1, -2), d32)
-    flow = np.einsum(
-        "bhid,bhid->bhi", out.astype(dtype, copy=False), d_out.astype(dtype, copy=False)
-    )
-    if d_lse is not None:
-        flow -= d_lse
-    ds = np.matmul(d32, v32.swapaxes(-1, -2)).reshape(p.shape)
-    ds -= flow[..., None]
-    ds *= p
-    bias = sinks = None
-    if call.bias is not None:
-        bias = _summed_to(ds, call.bias.shape).astype(call.bias.dtype, copy=False)
-    if call.sinks is not None:
-        below = call.sinks.astype(dtype)[:, None, None] - np.where(np.isneginf(m), dtype.type(0), m)
-        share = np.exp(below) / seen
-        sinks = -(share[..., 0] * flow).sum(axis=(0, 2))
-        sinks = sinks.astype(call.sinks.dtype, copy=False)
-    if slope is not None:
-        ds *= slope.reshape(ds.shape)
-    ds *= dtype.type(call.scale)
-    raw = ds.reshape(flat)
-    dq = np.matmul(raw, k32).reshape(q.shape)
-    dk = np.matmul(raw.swapaxes(-1, -2), q32)
-    return Gradients(
-        dq.astype(q.dtype, copy=False), dk.astype(k.dtype, copy=False),
-        dv.astype(v.dtype, copy=False), bias, sinks,
+def _pieces(call: Call) -> list[_Piece]:
+    """The pieces, in order: one where threads do not pay, else at least one a thread."""
+    g = call.Hq // call.Hk
+    total = call.B * call.Hk
+    scores = g * call.Lq * call.Lk
+    read = call.Lk * (call.D + call.Dv)
+    if total * scores <= SCORES and total * read <= PIECE:
+        return [_Piece(0, slice(0, call.B), slice(0, call.Hk), slice(0, call.Hq))]
+    size = max(1, min(PIECE // (scores + read), -(-total // _threads.threads())))
+    batches, size = (size // call.Hk, call.Hk) if size >= call.Hk else (1, size)
+    pieces: list[_Piece] = []
+    for b, h in itertools.product(range(0, call.B, batches), range(0, call.Hk, size)):
+        b1, h1 = min(b + batches, call.B), min(h + size, call.Hk)
+        pieces.append(_Piece(len(pieces), slice(b, b1), slice(h, h1), slice(g * h, g * h1)))
+    return pieces
+
+
+class _Part(NamedTuple):
+    """A piece of a call: its arrays in the accumulator's dtype, and what it shows.
+
+    Attributes:
+        q: (b, groups, rows, D), the query heads of a group as rows of one.
+        k: (b, groups, Lk, D).
+        v: (b, groups, Lk, Dv).
+        bias: as the call's, for these heads; None without one.
+        sinks: (heads, 1, 1), or None.
+        shown: the visible pairs, broadcasting to (b, heads, Lq, Lk); None when all are.
+        shape: (b, heads, Lq, Lk).
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    bias: Any
+    sinks: Any
+    shown: Any
+    shape: tuple[int, int, int, int]
+
+
+def _part(q: Any, k: Any, v: Any, call: Call, piece: _Piece) -> _Part:
+    """A piece's part of a call.
+
+    Raises:
+        _Wild: a value must be kept from rows that do not see it.
+    """
+    dtype = np.float64 if call.dtype == "float64" else np.float32
+    q, k, v = q[piece.b, piece.heads], k[piece.b, piece.groups], v[piece.b, piece.groups]
+    bias = call.bias
+    if bias is not None:
+        bias = bias[piece.b] if bias.shape[0] != 1 else bias
+        bias = bias[:, piece.heads] if bias.shape[1] != 1 else bias
+    if not call.assume_finite and not (
+        tame(call.scale, q, k, v) and (bias is None or bool(bias.max() < np.inf))
+    ):
+        raise _Wild
+    sinks = call.sinks
+    if sinks is not None:
+        sinks = sinks[piece.heads].astype(dtype)[:, None, None]
+    b, heads = q.shape[:2]
+    return _Part(
+        q.astype(dtype, copy=False).reshape(b, k.shape[1], -1, call.D),
+        k.astype(dtype, copy=False), v.astype(dtype, copy=False), bias, sinks,
+        _shown(call, piece, bias), (b, heads, call.Lq, call.Lk),
     )  # fmt: skip
 
 
-def _softmax(q: Any, k: Any, call: Call, *, sloped: bool = False) -> tuple[Any, Any, Any, Any, Any]:
-    """exp(s - m) (B, Hq, Lq, Lk), m, its sums with the sinks', what is shown, the cap's slope."""
-    dtype = np.float64 if call.dtype == "float64" else np.float32
-    B, Hq, Lq, Lk = call.B, call.Hq, call.Lq, call.Lk
-    q32 = q.astype(dtype, copy=False).reshape(B, call.Hk, Hq // call.Hk * Lq, call.D)
-    s = np.matmul(q32, k.astype(dtype, copy=False).swapaxes(-1, -2))
-    s *= dtype(call.scale)
+def _run(job: Callable[[_Piece, Scratch], None], pieces: list[_Piece]) -> bool:
+    """Do every piece; whether all were tame."""
+    try:
+        _threads.run(job, pieces, min(_threads.threads(), len(pieces)))
+    except _Wild:
+        return False
+    return True
+
+
+def forward(q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any] | None:
+    """The answer (out, lse) of a call that `fits`; None where the blocked kernel must isolate."""
+    out = np.empty((call.B, call.Hq, call.Lq, call.Dv), q.dtype)
+    lse = None
+    if call.need_lse:
+        lse = np.empty(out.shape[:3], np.float64 if call.dtype == "float64" else np.float32)
+
+    def job(piece: _Piece, scratch: Scratch) -> None:
+        part = _part(q, k, v, call, piece)
+        p, m, total, _ = _softmax(part, call, scratch)
+        rows = np.matmul(p.reshape(*part.k.shape[:2], -1, call.Lk), part.v)
+        at = (piece.b, piece.heads)
+        rows, rows_lse = _finish(rows.reshape(*part.shape[:3], -1), m, total, part, call)
+        out[at] = rows
+        if lse is not None:
+            lse[at] = rows_lse
+
+    return (out, lse) if _run(job, _pieces(call)) else None
+
+
+def backward(
+    q: Any, k: Any, v: Any, out: Any, d_out: Any, d_lse: Any, call: Call
+) -> Gradients | None:
+    """The gradients of a call that `fits`, or None; P is made from the scores, not from lse."""
+    if not call.assume_finite and not (
+        tame(1.0, d_out) and (d_lse is None or bool(np.isfinite(d_lse).all()))
+    ):
+        return None
+    dq, dk, dv = (np.empty(x.shape, x.dtype) for x in (q, k, v))
+    pieces = _pieces(call)
+    shared = _InOrder(call)
+
+    def job(piece: _Piece, scratch: Scratch) -> None:
+        part = _part(q, k, v, call, piece)
+        at, keys = (piece.b, piece.heads), (piece.b, piece.groups)
+        o, d = (x[at].astype(part.q.dtype, copy=False) for x in (out, d_out))
+        flow = np.einsum("bhid,bhid->bhi", o, d)
+        if d_lse is not None:
+            flow -= d_lse[at]
+        found = _gradients(part, d, flow, call, scratch)
+        dq[at], dk[keys], dv[keys] = found.q, found.k, found.v
+        shared.add(piece, found)
+
+    if not _run(job, pieces):
+        return None
+    return Gradients(dq, dk, dv, *shared.sums())
+
+
+def _gradients(part: _Part, d_out: Any, flow: Any, call: Call, scratch: Scratch) -> Gradients:
+    """The gradients of a piece; its own share of those of the bias and the sinks."""
+    p, m, total, slope = _softmax(part, call, scratch, sloped=call.softcap is not None)
+    dtype = p.dtype
+    flat = (*part.k.shape[:2], -1, call.Lk)
+    seen = total if part.shown is None else np.where(total > 0, total, 1)
+    p /= seen
+    d = d_out.reshape(*flat[:3], call.Dv)
+    dv = np.matmul(p.reshape(flat).swapaxes(-1, -2), d)
+    ds = np.matmul(d, part.v.swapaxes(-1, -2)).reshape(p.shape)
+    ds -= flow[..., None]
+    ds *= p
+    bias = sinks = None
+    if part.bias is not None:
+        bias = _summed_to(ds, part.bias.shape)
+    if part.sinks is not None:
+        below = part.sinks - np.where(np.isneginf(m), dtype.type(0), m)
+        share = np.exp(below) / seen
+        sinks = -(share[..., 0] * flow).sum(axis=(0, 2))
+    if slope is not None:
+        ds *= slope
+    ds *= dtype.type(call.scale)
+    raw = ds.reshape(flat)
+    dq = np.matmul(raw, part.k).reshape(*part.shape[:3], call.D)
+    return Gradients(dq, np.matmul(raw.swapaxes(-1, -2), part.q), dv, bias, sinks)
+
+
+class _InOrder:
+    """The gradients of bias and sinks, summed over pieces in the pieces' order.
+
+    Threads finish in any order, and a sum must not depend on it; what comes early waits.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.inputs = (call.bias, call.sinks)
+        dtype = np.float64 if call.dtype == "float64" else np.float32
+        self.totals = [None if x is None else np.zeros(x.shape, dtype) for x in self.inputs]
+        self.done = 0
+        self.early: dict[int, tuple[_Piece, Gradients]] = {}
+        self.lock = threading.Lock()
+
+    def add(self, piece: _Piece, found: Gradients) -> None:
+        """Add a piece's share when its turn comes."""
+        bias, sinks = self.totals
+        with self.lock:
+            self.early[piece.number] = piece, found._replace(q=None, k=None, v=None)
+            while self.done in self.early:
+                at, share = self.early.pop(self.done)
+                if bias is not None:
+                    b = at.b if bias.shape[0] != 1 else slice(None)
+                    bias[b, at.heads if bias.shape[1] != 1 else slice(None)] += share.bias
+                if sinks is not None:
+                    sinks[at.heads] += share.sinks
+                self.done += 1
+
+    def sums(self) -> list[Any]:
+        """The sums in their inputs' dtypes."""
+        return [
+            None if total is None else total.astype(x.dtype, copy=False)
+            for total, x in zip(self.totals, self.inputs, strict=True)
+        ]
+
+
+def _softmax(
+    part: _Part, call: Call, scratch: Scratch, *, sloped: bool = False
+) -> tuple[Any, Any, Any, Any]:
+    """exp(s - m) (b, heads, Lq, Lk), m, its sums with the sinks', the cap's slope."""
+    dtype = part.q.dtype.type
+    s = scratch("s", part.shape, part.q.dtype)
+    flat = s.reshape(*part.k.shape[:2], -1, call.Lk)
+    np.matmul(part.q * dtype(call.scale), part.k.swapaxes(-1, -2), out=flat)
     slope = None
     if call.softcap is not None:
         s /= dtype(call.softcap)
         np.tanh(s, out=s)
         slope = 1 - s * s if sloped else None
         s *= dtype(call.softcap)
-    s = s.reshape(B, Hq, Lq, Lk)
-    shown = _shown(call)
-    if call.bias is not None:
-        s += call.bias.astype(dtype, copy=False)
+    if part.bias is not None:
+        s += part.bias.astype(dtype, copy=False)
+    shown = part.shown
     if shown is not None:
-        s[np.broadcast_to(~shown, s.shape)] = -np.inf
+        np.add(s, np.where(shown, dtype(0), dtype(-np.inf)), out=s)
     m = s.max(axis=-1, keepdims=True)
-    if call.sinks is not None:
-        m = np.maximum(m, call.sinks.astype(dtype)[:, None, None])
+    if part.sinks is not None:
+        m = np.maximum(m, part.sinks)
     shift = m if shown is None else np.where(np.isneginf(m), dtype(0), m)
     s -= shift
     p = np.exp(s, out=s)
-    total = p.sum(axis=-1, keepdims=True)
-    if call.sinks is not None:
-        total += np.exp(call.sinks.astype(dtype)[:, None, None] - shift)
-    return p, m, total, shown, slope
+    total = np.matmul(p, np.ones(call.Lk, dtype))[..., None]
+    if part.sinks is not None:
+        total += np.exp(part.sinks - shift)
+    return p, m, total, slope
 
 
 def _summed_to(ds: Any, shape: tuple[int, ...]) -> Any:
@@ -167,28 +312,29 @@ def direct(cls: CallClass) -> Callable[..., Any] | None:
     return direct
 
 
-def _shown(call: Call) -> Any:
-    """The visible pairs, (…, Lq, Lk), or None when nothing hides any."""
+def _shown(call: Call, piece: _Piece, bias: Any) -> Any:
+    """The visible pairs of a piece, (…, Lq, Lk), or None when nothing hides any."""
     shown = None
     if call.mask is not None:
-        b, h, i, j = (slice(0, n) for n in (call.B, call.Hq, call.Lq, call.Lk))
         offset = position_offset(call.mask, call.Lq, call.Lk)
-        shown = visible(call.mask, Grid(np, np.arange, b, h, i, j, offset))
-    if call.bias is not None:
-        unhidden = call.bias != -np.inf
+        i, j = slice(0, call.Lq), slice(0, call.Lk)
+        shown = visible(call.mask, Grid(np, np.arange, piece.b, piece.heads, i, j, offset))
+    if bias is not None:
+        unhidden = bias != -np.inf
         if not unhidden.all():
             shown = unhidden if shown is None else shown & unhidden
     return shown
 
 
-def _finish(out: Any, m: Any, total: Any, shown: Any, call: Call, dtype: Any) -> tuple[Any, Any]:
-    if shown is None:
-        out /= total
-        lse = (m + np.log(total))[..., 0] if call.need_lse else None
-        return out.astype(dtype, copy=False), lse
-    shape = (*shown.shape[:2], call.Lq, call.Lk)
-    seen = np.broadcast_to(np.broadcast_to(shown, shape).any(axis=-1, keepdims=True), m.shape)
-    out = np.where(seen, out / np.where(seen, total, 1), 0)
-    sinks = -np.inf if call.sinks is None else call.sinks.astype(m.dtype)[:, None, None]
-    lse = np.where(seen, m + np.log(total), sinks)[..., 0]
-    return out.astype(dtype, copy=False), lse
+def _finish(rows: Any, m: Any, total: Any, part: _Part, call: Call) -> tuple[Any, Any]:
+    """A piece's out, from its sums over v, and its lse where it is needed."""
+    if part.shown is None:
+        rows /= total
+        return rows, (m + np.log(total))[..., 0] if call.need_lse else None
+    shown = np.broadcast_to(part.shown, (*part.shown.shape[:2], *part.shape[2:]))
+    seen = np.broadcast_to(shown.any(axis=-1, keepdims=True), m.shape)
+    out = np.where(seen, rows / np.where(seen, total, 1), 0)
+    if not call.need_lse:
+        return out, None
+    sinks = -np.inf if part.sinks is None else part.sinks
+    return out, np.where(seen, m + np.log(total), sinks)[..., 0]

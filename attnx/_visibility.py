@@ -30,7 +30,7 @@ from attnx.masks import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Blocks", "Grid", "block_bounds", "position_offset", "visible"]
+__all__ = ["Blocks", "Grid", "block_bounds", "position_offset", "stationary", "visible"]
 
 
 class Grid(NamedTuple):
@@ -90,6 +90,23 @@ def position_offset(mask: Mask | None, Lq: int, Lk: int) -> Any:
         if isinstance(part, Lengths):
             return part.kv - (Lq if part.q is None else part.q)
     return Lk - Lq
+
+
+def stationary(mask: Mask) -> bool:
+    """Whether it depends on i - j alone which pairs are visible: tiles with the same are alike.
+
+    Example:
+        >>> stationary(Causal("top_left") & Window(7)), stationary(Lengths(3))
+        (True, False)
+    """
+    match mask:
+        case And() | Or():
+            return all(stationary(part) for part in mask.parts)
+        case Not():
+            return stationary(mask.part)
+        case Causal() | Window():
+            return mask.q_pos is None and mask.kv_pos is None
+    return False
 
 
 def visible(mask: Mask, grid: Grid) -> Any:

@@ -10,14 +10,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnx._visibility import Blocks, Grid, block_bounds, position_offset, visible
+from attnx._visibility import (
+    Blocks,
+    Grid,
+    block_bounds,
+    position_offset,
+    stationary,
+    visible,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from attnx.masks import Mask
 
-__all__ = ["EMPTY", "FULL", "PARTIAL", "Grid", "Tile", "position_offset", "tile_classes", "visible"]
+__all__ = [
+    "EMPTY",
+    "FULL",
+    "PARTIAL",
+    "Grid",
+    "Tile",
+    "position_offset",
+    "stationary",
+    "tile_classes",
+    "visible",
+]
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -17,7 +18,7 @@ from attnx import Causal, Lengths, Predicate, Segments, Window
 from attnx_conformance.cases import CASES, DTYPES, HEAVY, Case
 from attnx_conformance.oracle import Reference
 from attnx_conformance.runner import run
-from attnx_numpy import _small, _threads
+from attnx_numpy import _backward, _forward, _small, _threads
 
 Make = Callable[..., tuple[Any, Any, Any]]
 Agree = Callable[..., Reference]
@@ -373,10 +374,46 @@ LIGHT = [
 @pytest.mark.parametrize("case", LIGHT, ids=lambda case: case.name)
 def test_a_small_call_is_right_in_tiles_too(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """The suite's small cases take the one piece; what is beyond it has tiles of the same edges."""
-    monkeypatch.setattr(_small, "SCORES", 0)
+    monkeypatch.setattr(_small, "HEAD", 0)
     monkeypatch.setattr(_small, "FEW", 0)
     outcome = run(case, "numpy", "float32")
     assert outcome.ok, outcome.detail
+
+
+@pytest.mark.parametrize("case", LIGHT, ids=lambda case: case.name)
+def test_a_small_call_is_right_a_piece_a_thread(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each key head is a piece, as in a call of many scores; the suite's own are one piece."""
+    monkeypatch.setattr(_small, "SCORES", -1)
+    monkeypatch.setattr(_small, "PIECE", 1)
+    monkeypatch.setattr(_threads, "threads", lambda: 3)
+    outcome = run(case, "numpy", "float32")
+    assert outcome.ok, outcome.detail
+
+
+def test_pieces_give_the_same_bits_whatever_finishes_first(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their sums over a bias and sinks that they share are taken in the pieces' order."""
+    monkeypatch.setattr(_small, "SCORES", -1)
+    monkeypatch.setattr(_small, "PIECE", 1)
+    q, k, v = make(B=(3,), Lq=5, Lk=7)
+    bias = np.random.default_rng(3).standard_normal((1, 4, 1, 7)).astype(f32)
+    options = {"bias": bias, "sinks": np.ones(4, f32)}
+
+    def run(order: Any, job: Any, items: list[Any], count: int) -> None:
+        for item in order(items):
+            job(item, _threads.Scratch())
+
+    orders: list[Any] = [list, lambda items: items[::-1], lambda items: items[3:] + items[:3]]
+    found = []
+    for order in orders:
+        monkeypatch.setattr(_threads, "run", partial(run, order))
+        found.append(gradients(q, k, v, **options))
+    assert len(found[0]) == 7
+    for other in found[1:]:
+        assert all(map(np.array_equal, other, found[0]))
 
 
 @pytest.mark.sweep
@@ -385,19 +422,24 @@ def test_a_small_call_is_right_in_tiles_too(case: Case, monkeypatch: pytest.Monk
 def test_every_call_is_right_in_tiles(
     case: Case, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_small, "SCORES", 0)
+    monkeypatch.setattr(_small, "HEAD", 0)
     monkeypatch.setattr(_small, "FEW", 0)
     outcome = run(case, "numpy", dtype) if dtype in case.dtypes else None
     assert outcome is None or outcome.ok, outcome
 
 
-@pytest.mark.parametrize("piece", ["forward", "backward"])
-def test_a_small_call_is_one_piece(piece: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kernel", [_forward, _backward], ids=["forward", "backward"])
+def test_a_small_call_is_one_piece(
+    kernel: Any, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     q, k, v = make()
-    done = mock.Mock(side_effect=getattr(_small, piece))
-    monkeypatch.setattr(_small, piece, done)
+    name = kernel.__name__.rpartition("_")[2]
+    blocked = mock.Mock(side_effect=getattr(kernel, name))
+    monkeypatch.setattr(kernel, name, blocked)
     gradients(q, k, v, mask=Lengths(3), softcap=2.0)
-    assert done.call_count == 1
+    k[..., 3:, :] = np.nan
+    gradients(q, k, v, mask=Lengths(3), softcap=2.0)
+    assert blocked.call_count == 0
     q[...] = np.nan
     gradients(q, k, v, mask=Lengths(3), softcap=2.0)
-    assert done.call_count == 1
+    assert blocked.call_count == 1

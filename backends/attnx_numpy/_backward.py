@@ -182,7 +182,7 @@ class _Block:
         q, d_out = self.q[rows], self.d_out[rows]
         k, v = o.keys(o.k, strip, tile), o.keys(o.v, strip, tile)
         tiled = o.scores(strip, tile, q, k, scratch, False)
-        o.hide(tiled, strip)
+        o.hide(tiled, strip, tile)
         p = tiled.s
         p -= self.shift[rows, None]
         np.exp(p, out=p)

@@ -206,7 +206,7 @@ class _Block:
         p = np.exp(tiled.s, out=tiled.s)
         if tiled.shown is not None:
             view = p.reshape(self.strip.h1 - self.strip.h0, -1, p.shape[-1])
-            np.multiply(view, tiled.shown.astype(self.dtype), out=view)
+            np.multiply(view, self.o.plan.factor(tiled.shown, tile, self.dtype), out=view)
         self._add(p, rows, v)
 
     def _add(self, p: Any, rows: Any, v: Any) -> None:
@@ -218,7 +218,7 @@ class _Block:
         self.l[rows] += np.matmul(p, ones)
 
     def _online_step(self, tiled: Any, tile: Tile, rows: Any, v: Any) -> None:
-        self.o.hide(tiled, self.strip)
+        self.o.hide(tiled, self.strip, tile)
         s, m = tiled.s, self.m[rows]
         new = np.maximum(m, s.max(axis=1))
         shift = np.where(np.isneginf(new), self.dtype.type(0), new)

@@ -110,7 +110,7 @@ class Operands:
                 shown = unhidden if shown is None else shown & unhidden
         return Tiled(s, tanh, shown)
 
-    def hide(self, tiled: Tiled, strip: Strip) -> None:
+    def hide(self, tiled: Tiled, strip: Strip, tile: Tile) -> None:
         """Put -inf where a pair is hidden: by selection, whatever stands there."""
         s, shown = tiled.s, tiled.shown
         if shown is None:
@@ -119,7 +119,7 @@ class Operands:
         if self.careful:
             np.copyto(view, -np.inf, where=~shown)
         else:  # the same selection for finite scores, many times faster than a mask of booleans
-            np.add(view, np.where(shown, self.dtype.type(0), self.dtype.type(-np.inf)), out=view)
+            np.add(view, self.plan.penalty(shown, tile, self.dtype), out=view)
 
 
 def bias_of(bias: Any, b: int, heads: slice, tile: Tile) -> Any:

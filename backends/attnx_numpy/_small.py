@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from attnx.plugin import Gradients
-from attnx.tiling import Grid, position_offset, visible
+from attnx.tiling import Grid, position_offset, stationary, visible
 from attnx_numpy import _threads
 from attnx_numpy._scores import tame
 
@@ -32,7 +32,8 @@ SCORES = 1 << 16
 """Scores of a call up to which threads cost more than they give."""
 
 HEAD = 1 << 18
-"""Most scores of a key head's queries: a megabyte of float32, what a core has to itself."""
+"""Most scores of a key head's queries: a megabyte of float32. With a mask a quarter of it, since
+tiles leave out what is hidden."""
 
 PIECE = 1 << 19
 """Numbers that a piece of several heads reads and makes, at most."""
@@ -49,7 +50,8 @@ def fits(call: Call) -> bool:
     rows = call.Lq * (call.Hq // call.Hk)
     if call.B * call.Hk * rows * call.Lk == 0:
         return False
-    return rows * call.Lk <= HEAD or (rows <= FEW and call.dtype in FULL)
+    most = HEAD if call.mask is None else HEAD // 4
+    return rows * call.Lk <= most or (rows <= FEW and call.dtype in FULL)
 
 
 class _Wild(Exception):
@@ -82,6 +84,55 @@ def _pieces(call: Call) -> list[_Piece]:
     return pieces
 
 
+class _Sight(NamedTuple):
+    """What a piece's queries see.
+
+    Attributes:
+        penalty: 0 where a pair is visible and -inf where not, to broadcast to (b, heads, Lq, Lk).
+        dead: the rows that see nothing, to broadcast to (b, heads, Lq, 1); None for none.
+    """
+
+    penalty: Any
+    dead: Any
+
+
+class _Sights:
+    """What the pieces of a call see, found once where all see the same."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.alike = call.bias is None and call.mask is not None and stationary(call.mask)
+        self.common: _Sight | None = None
+
+    def of(self, piece: _Piece, bias: Any) -> _Sight | None:
+        """A piece's; None where nothing hides any pair."""
+        if self.alike and self.common is not None:
+            return self.common
+        shown = self._shown(piece, bias)
+        if shown is None:
+            return None
+        acc = np.float64 if self.call.dtype == "float64" else np.float32
+        dead = ~shown.any(axis=-1, keepdims=True)
+        penalty = np.where(shown, acc(0), acc(-np.inf))
+        found = _Sight(penalty, dead if dead.any() else None)
+        if self.alike:
+            self.common = found
+        return found
+
+    def _shown(self, piece: _Piece, bias: Any) -> Any:
+        """The visible pairs of a piece, (…, Lq, Lk), or None."""
+        call, shown = self.call, None
+        if call.mask is not None:
+            offset = position_offset(call.mask, call.Lq, call.Lk)
+            i, j = slice(0, call.Lq), slice(0, call.Lk)
+            shown = visible(call.mask, Grid(np, np.arange, piece.b, piece.heads, i, j, offset))
+        if bias is not None:
+            unhidden = bias != -np.inf
+            if not unhidden.all():
+                shown = unhidden if shown is None else shown & unhidden
+        return shown
+
+
 class _Part(NamedTuple):
     """A piece of a call: its arrays in the accumulator's dtype, and what it shows.
 
@@ -91,7 +142,7 @@ class _Part(NamedTuple):
         v: (b, groups, Lk, Dv).
         bias: as the call's, for these heads; None without one.
         sinks: (heads, 1, 1), or None.
-        shown: the visible pairs, broadcasting to (b, heads, Lq, Lk); None when all are.
+        sight: what is visible; None when all is.
         shape: (b, heads, Lq, Lk).
     """
 
@@ -100,11 +151,11 @@ class _Part(NamedTuple):
     v: Any
     bias: Any
     sinks: Any
-    shown: Any
+    sight: _Sight | None
     shape: tuple[int, int, int, int]
 
 
-def _part(q: Any, k: Any, v: Any, call: Call, piece: _Piece) -> _Part:
+def _part(q: Any, k: Any, v: Any, call: Call, piece: _Piece, sights: _Sights) -> _Part:
     """A piece's part of a call.
 
     Raises:
@@ -127,7 +178,7 @@ def _part(q: Any, k: Any, v: Any, call: Call, piece: _Piece) -> _Part:
     return _Part(
         q.astype(dtype, copy=False).reshape(b, k.shape[1], -1, call.D),
         k.astype(dtype, copy=False), v.astype(dtype, copy=False), bias, sinks,
-        _shown(call, piece, bias), (b, heads, call.Lq, call.Lk),
+        sights.of(piece, bias), (b, heads, call.Lq, call.Lk),
     )  # fmt: skip
 
 
@@ -147,8 +198,10 @@ def forward(q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any] | None:
     if call.need_lse:
         lse = np.empty(out.shape[:3], np.float64 if call.dtype == "float64" else np.float32)
 
+    sights = _Sights(call)
+
     def job(piece: _Piece, scratch: Scratch) -> None:
-        part = _part(q, k, v, call, piece)
+        part = _part(q, k, v, call, piece, sights)
         p, m, total, _ = _softmax(part, call, scratch)
         rows = np.matmul(p.reshape(*part.k.shape[:2], -1, call.Lk), part.v)
         at = (piece.b, piece.heads)
@@ -172,8 +225,10 @@ def backward(
     pieces = _pieces(call)
     shared = _InOrder(call)
 
+    sights = _Sights(call)
+
     def job(piece: _Piece, scratch: Scratch) -> None:
-        part = _part(q, k, v, call, piece)
+        part = _part(q, k, v, call, piece, sights)
         at, keys = (piece.b, piece.heads), (piece.b, piece.groups)
         o, d = (x[at].astype(part.q.dtype, copy=False) for x in (out, d_out))
         flow = np.einsum("bhid,bhid->bhi", o, d)
@@ -193,7 +248,7 @@ def _gradients(part: _Part, d_out: Any, flow: Any, call: Call, scratch: Scratch)
     p, m, total, slope = _softmax(part, call, scratch, sloped=call.softcap is not None)
     dtype = p.dtype
     flat = (*part.k.shape[:2], -1, call.Lk)
-    seen = total if part.shown is None else np.where(total > 0, total, 1)
+    seen = total if part.sight is None else np.where(total > 0, total, 1)
     p /= seen
     d = d_out.reshape(*flat[:3], call.Dv)
     dv = np.matmul(p.reshape(flat).swapaxes(-1, -2), d)
@@ -267,13 +322,12 @@ def _softmax(
         s *= dtype(call.softcap)
     if part.bias is not None:
         s += part.bias.astype(dtype, copy=False)
-    shown = part.shown
-    if shown is not None:
-        np.add(s, np.where(shown, dtype(0), dtype(-np.inf)), out=s)
+    if part.sight is not None:
+        s += part.sight.penalty
     m = s.max(axis=-1, keepdims=True)
     if part.sinks is not None:
         m = np.maximum(m, part.sinks)
-    shift = m if shown is None else np.where(np.isneginf(m), dtype(0), m)
+    shift = m if part.sight is None else np.where(np.isneginf(m), dtype(0), m)
     s -= shift
     p = np.exp(s, out=s)
     total = np.matmul(p, np.ones(call.Lk, dtype))[..., None]
@@ -312,29 +366,15 @@ def direct(cls: CallClass) -> Callable[..., Any] | None:
     return direct
 
 
-def _shown(call: Call, piece: _Piece, bias: Any) -> Any:
-    """The visible pairs of a piece, (…, Lq, Lk), or None when nothing hides any."""
-    shown = None
-    if call.mask is not None:
-        offset = position_offset(call.mask, call.Lq, call.Lk)
-        i, j = slice(0, call.Lq), slice(0, call.Lk)
-        shown = visible(call.mask, Grid(np, np.arange, piece.b, piece.heads, i, j, offset))
-    if bias is not None:
-        unhidden = bias != -np.inf
-        if not unhidden.all():
-            shown = unhidden if shown is None else shown & unhidden
-    return shown
-
-
 def _finish(rows: Any, m: Any, total: Any, part: _Part, call: Call) -> tuple[Any, Any]:
     """A piece's out, from its sums over v, and its lse where it is needed."""
-    if part.shown is None:
-        rows /= total
-        return rows, (m + np.log(total))[..., 0] if call.need_lse else None
-    shown = np.broadcast_to(part.shown, (*part.shown.shape[:2], *part.shape[2:]))
-    seen = np.broadcast_to(shown.any(axis=-1, keepdims=True), m.shape)
-    out = np.where(seen, rows / np.where(seen, total, 1), 0)
-    if not call.need_lse:
-        return out, None
-    sinks = -np.inf if part.sinks is None else part.sinks
-    return out, np.where(seen, m + np.log(total), sinks)[..., 0]
+    dead = None if part.sight is None else part.sight.dead
+    if dead is not None:
+        total = np.where(dead, rows.dtype.type(1), total)
+    rows /= total
+    lse = m + np.log(total) if call.need_lse else None
+    if dead is not None:
+        np.copyto(rows, 0, where=dead)
+        if lse is not None:
+            lse = np.where(dead, -np.inf if part.sinks is None else part.sinks, lse)
+    return rows, None if lse is None else lse[..., 0]

@@ -31,11 +31,20 @@ def threads() -> int:
     return os.cpu_count() or 1
 
 
+KEPT = 1 << 23
+"""Bytes of scratch that a worker leaves for the next call; fresh memory costs as much as a pass."""
+
+
 class Scratch:
     """One worker's reusable buffers; a tile then allocates nothing."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, Any], Any] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds."""
+        return sum(buffer.nbytes for buffer in self._buffers.values())
 
     def __call__(self, name: str, shape: Sequence[int], dtype: Any) -> Any:
         """An uninitialised array of a shape, from the buffer of that name."""
@@ -103,6 +112,20 @@ class _Process:
         self.lock = threading.Lock()
         self.blas: _Blas | None = None
         self.pool: ThreadPoolExecutor | None = None
+        self.spare: list[Scratch] = []
+
+    @contextmanager
+    def scratch(self) -> Iterator[Scratch]:
+        """Scratch that nobody else has until the end."""
+        try:
+            taken = self.spare.pop()
+        except IndexError:
+            taken = Scratch()
+        try:
+            yield taken
+        finally:
+            if len(self.spare) < threads() and taken.nbytes <= KEPT:
+                self.spare.append(taken)
 
     def ready(self) -> tuple[_Blas, ThreadPoolExecutor]:
         with self.lock:
@@ -136,8 +159,7 @@ def run(job: Callable[[Any, Scratch], None], jobs: Iterable[Any], count: int) ->
     """
     items = iter(jobs)
     if count <= 1:
-        with np.errstate(all="ignore"):
-            scratch = Scratch()
+        with np.errstate(all="ignore"), _process.scratch() as scratch:
             for item in items:
                 job(item, scratch)
         return
@@ -178,9 +200,8 @@ class _Queue:
 
 
 def _work(job: Callable[[Any, Scratch], None], queue: _Queue) -> None:
-    scratch = Scratch()
-    try:
-        with np.errstate(all="ignore"):  # each thread has an errstate of its own
+    try:  # each thread has an errstate of its own
+        with np.errstate(all="ignore"), _process.scratch() as scratch:
             while taken := queue.take():
                 job(taken[0], scratch)
     except BaseException:

@@ -12,12 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnx.tiling import EMPTY, FULL, Grid, Tile, position_offset, tile_classes, visible
+from attnx.tiling import (
+    EMPTY,
+    FULL,
+    Grid,
+    Tile,
+    position_offset,
+    stationary,
+    tile_classes,
+    visible,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from attnx.plugin import Call
 
 __all__ = ["Tile", "TilePlan"]
+
+HELD = 8
+"""Most arrays of a tile's pairs that a plan keeps, a megabyte each."""
 
 
 class TilePlan:
@@ -33,6 +47,9 @@ class TilePlan:
         self.call = call
         self.q_size, self.k_size = q_size, k_size
         self.fine_q, self.fine_k = max(1, q_size // 2), max(1, k_size // 2)
+        mask = call.mask if call.bias is None else None  # a bias may hide, too
+        self.repeats = mask is not None and stationary(mask)
+        self.held: dict[tuple[Any, ...], Any] = {}
 
     @cached_property
     def classes(self) -> Any:
@@ -98,7 +115,32 @@ class TilePlan:
         return pieces
 
     def shown(self, b: int, heads: slice, tile: Tile) -> Any:
-        """The visible pairs of a tile, (1 or heads, rows, keys) after broadcasting."""
+        """The visible pairs of a tile, (1 or heads, rows, keys) after broadcasting; to be read."""
+        return self._held("shown", tile, lambda: self._shown(b, heads, tile))
+
+    def factor(self, shown: Any, tile: Tile, dtype: Any) -> Any:
+        """Those pairs as 1, and 0 where hidden."""
+        return self._held("factor", tile, lambda: shown.astype(dtype))
+
+    def penalty(self, shown: Any, tile: Tile, dtype: Any) -> Any:
+        """Those pairs as 0, and -inf where hidden."""
+        return self._held(
+            "penalty", tile, lambda: np.where(shown, dtype.type(0), dtype.type(-np.inf))
+        )
+
+    def _held(self, kind: str, tile: Tile, make: Callable[[], Any]) -> Any:
+        """What is made of a tile, once for all tiles that stand alike to the diagonal."""
+        if not self.repeats:
+            return make()
+        key = (kind, tile.i1 - tile.i0, tile.j1 - tile.j0, tile.i0 - tile.j0)
+        found = self.held.get(key)
+        if found is None:
+            if len(self.held) >= HELD:
+                self.held.clear()
+            found = self.held[key] = make()
+        return found
+
+    def _shown(self, b: int, heads: slice, tile: Tile) -> Any:
         grid = Grid(
             np, np.arange, slice(b, b + 1), heads, slice(tile.i0, tile.i1),
             slice(tile.j0, tile.j1), self.offset,

@@ -196,6 +196,8 @@ def run(asked: Asked, progress: Callable[[str], None] = lambda what: None) -> Re
             made.series_of(chosen)
     except KeyboardInterrupt:
         interrupted = True
-    goals = judge(Figures.of(made.rows, made.special), [r.name for r in made.rows], measures)
+    goals = judge(
+        Figures.of(made.rows, made.special, machine), [r.name for r in made.rows], measures
+    )
     machine["special"] = {name: round(value, 3) for name, value in made.special.items()}
     return Report(machine, tuple(made.rows), tuple(goals), tuple(made.series), interrupted)

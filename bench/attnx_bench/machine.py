@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["about", "sgemm_peak"]
+__all__ = ["about", "exp_time", "sgemm_peak"]
 
 PACKAGES = ("attnx", "numpy", "torch", "jax", "jaxlib", "keras", "onnxruntime", "cupy")
 SIDE = 2048
@@ -22,7 +22,7 @@ def about(*, peak: bool = True) -> dict[str, Any]:
     """Processor, cores, thread settings, versions and the sgemm peak.
 
     Args:
-        peak: whether to measure the peak, which takes a second or two.
+        peak: whether to measure what bounds the figures, which takes a second or two.
     """
     found: dict[str, Any] = {
         "cpu": _processor(), "cores": os.cpu_count() or 1, "system": platform.system(),
@@ -30,6 +30,7 @@ def about(*, peak: bool = True) -> dict[str, Any]:
     }  # fmt: skip
     if peak:
         found["sgemm_gflops"] = round(sgemm_peak() / 1e9, 1)
+        found["exp_ns"] = round(exp_time() * 1e9, 3)
     return found
 
 
@@ -46,6 +47,21 @@ def sgemm_peak() -> float:
         np.matmul(a, a, out=out)
         taken.append(time.perf_counter() - start)
     return 2.0 * SIDE**3 / statistics.median(sorted(taken)[:4])
+
+
+def exp_time() -> float:
+    """Seconds that NumPy takes for one float32 exponential, on one core, in its cache.
+
+    Like the peak, the median of the faster half.
+    """
+    x = np.linspace(-8, 8, 1 << 15, dtype=np.float32)
+    out = np.empty_like(x)
+    taken = []
+    for _ in range(200):
+        start = time.perf_counter()
+        np.exp(x, out=out)
+        taken.append(time.perf_counter() - start)
+    return statistics.median(sorted(taken)[:100]) / x.size
 
 
 def _processor() -> str:

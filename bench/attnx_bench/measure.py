@@ -15,6 +15,7 @@ from .report import Cell, Row, cell_of
 from .timing import interleaved
 from .truth import Truth, error_of, truth
 from .workload import Arrays, Workload
+from .workloads import find
 
 __all__ = ["OWN_BASELINES", "peak_of", "time_row"]
 
@@ -22,6 +23,8 @@ OWN_BASELINES = {
     "keras on torch": "torch SDPA", "keras on jax": "jax.nn", "keras on numpy": "numpy naive",
 }  # fmt: skip
 """By an implementation with a process of its own: what it is timed against there and here."""
+OURS = "attnx "
+"""How the names of our own backends begin."""
 
 
 def time_row(
@@ -40,13 +43,15 @@ def time_row(
     """
     with _types(workload):
         here = [i for i in implementations if own or not i.process]
-        cells = {c.implementation: c for c in _timed(workload, here, seed, budget, on_cell)}
+        timed, beside = _timed(workload, here, seed, budget, on_cell)
+        cells = {cell.implementation: cell for cell in timed}
         for each in implementations:
             if each.name not in cells:
                 on_cell(each.name)
                 cells[each.name] = _elsewhere(workload, each, cells, seed, budget)
     in_order = tuple(cells[i.name] for i in implementations)
-    return Row(workload.name, workload.title, workload.describe(), workload.flops, in_order)
+    about = workload.describe()
+    return Row(workload.name, workload.title, about, workload.flops, in_order, beside)
 
 
 def _types(workload: Workload) -> AbstractContextManager[Any]:
@@ -62,24 +67,36 @@ def _types(workload: Workload) -> AbstractContextManager[Any]:
 def _timed(
     workload: Workload, implementations: Iterable[Implementation], seed: int, budget: float,
     on_cell: Callable[[str], None],
-) -> list[Cell]:  # fmt: skip
-    arrays = workload.arrays(seed)
-    right = truth(workload, arrays)
-    ready: dict[str, Ready] = {}
+) -> tuple[list[Cell], dict[str, dict[str, float]]]:  # fmt: skip
+    """The cells, and the seconds of the workloads that our backends run beside this one."""
+    ready: dict[tuple[str, str], Ready] = {}
     cells: dict[str, Cell] = {}
-    for each in implementations:
-        on_cell(each.name)
-        cell, made = _checked(workload, each, arrays, right)
-        cells[each.name] = cell
-        if made is not None and cell.status == "ran":
-            ready[each.name] = made
-        gc.collect()
-    took = interleaved({name: made.run for name, made in ready.items()}, budget=budget)
-    for name, taken in took.items():
-        cells[name] = dataclasses.replace(
-            cells[name], seconds=taken.seconds, spread=taken.spread, rounds=taken.rounds
-        )
-    return list(cells.values())
+    chosen = list(implementations)
+    for name in (workload.name, *workload.beside):
+        other = workload if name == workload.name else find(name)
+        arrays = other.arrays(seed)
+        right = truth(other, arrays)
+        for each in chosen:
+            if other is not workload and not each.name.startswith(OURS):
+                continue
+            on_cell(each.name)
+            cell, made = _checked(other, each, arrays, right)
+            if other is workload:
+                cells[each.name] = cell
+            if made is not None and cell.status == "ran":
+                ready[name, each.name] = made
+            gc.collect()
+    took = interleaved({key: made.run for key, made in ready.items()}, budget=budget)
+    beside: dict[str, dict[str, float]] = {}
+    for (name, implementation), taken in took.items():
+        if name != workload.name:
+            beside.setdefault(name, {})[implementation] = taken.seconds
+            continue
+        cells[implementation] = dataclasses.replace(
+            cells[implementation],
+            seconds=taken.seconds, spread=taken.spread, rounds=taken.rounds,
+        )  # fmt: skip
+    return list(cells.values()), beside
 
 
 def _checked(

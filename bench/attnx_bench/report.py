@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 __all__ = [
@@ -58,6 +58,7 @@ class Row:
         about: the sizes, as `Workload.describe` gives them.
         flops: floating-point operations of one call.
         cells: one for each implementation.
+        beside: seconds, by workload and implementation, of what took turns with this one.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Row:
     about: Mapping[str, Any]
     flops: float
     cells: tuple[Cell, ...]
+    beside: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,9 +118,10 @@ class Report:
 
     Attributes:
         machine: "cpu", "cores", "threads", "versions" (by package), "sgemm_gflops" (10^9
-            floating-point operations a second), "baselines" (implementations, in order of
-            preference) and "special" (measures by name that are no call of attention); each may
-            be absent, and whatever else there is is told as well.
+            floating-point operations a second), "exp_ns" (an exponential of NumPy's on one core),
+            "baselines" (implementations, in order of preference) and "special" (measures by name
+            that are no call of attention); each may be absent, and whatever else there is is told
+            as well.
         rows: one for each workload.
         goals: what the library sets itself.
         series: figures against the length, for plots.
@@ -241,7 +244,16 @@ def implementations(report: Report) -> list[str]:
 
 def machine_lines(report: Report) -> list[str]:
     """What the figures were measured on: the processor, the versions, and what else is known."""
-    apart = ("baselines", "special", "cpu", "cores", "threads", "sgemm_gflops", "versions")
+    apart = (
+        "baselines",
+        "special",
+        "cpu",
+        "cores",
+        "threads",
+        "sgemm_gflops",
+        "exp_ns",
+        "versions",
+    )
     known = report.machine
     first = [str(known.get("cpu", "unknown CPU"))]
     if "cores" in known:
@@ -250,6 +262,8 @@ def machine_lines(report: Report) -> list[str]:
         first.append(f"threads: {_pairs(known['threads'])}")
     if (peak := peak_of(report)) is not None:
         first.append(f"sgemm {figure(peak / 1e9)} GF/s")
+    if "exp_ns" in known:
+        first.append(f"NumPy's exp {figure(known['exp_ns'])} ns")
     others = _pairs({name: value for name, value in known.items() if name not in apart})
     second = [text for text in (_pairs(known.get("versions", "")), others) if text]
     return ["; ".join(line) for line in (first, second) if line]

@@ -11,10 +11,12 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 __all__ = ["Taken", "interleaved"]
+
+Name = TypeVar("Name", bound=Hashable)
 
 PAUSE = 0.03
 BATCH = 0.03
@@ -45,8 +47,8 @@ class Taken(NamedTuple):
 
 
 def interleaved(
-    runs: Mapping[str, Callable[[], Any]], *, budget: float = 20.0, pause: float = PAUSE
-) -> dict[str, Taken]:
+    runs: Mapping[Name, Callable[[], Any]], *, budget: float = 20.0, pause: float = PAUSE
+) -> dict[Name, Taken]:
     """Time calls against each other, in turn.
 
     Args:
@@ -55,7 +57,7 @@ def interleaved(
         pause: seconds between two of them.
     """
     counts = {name: _count(run) for name, run in runs.items()}
-    taken: dict[str, list[float]] = {name: [] for name in runs}
+    taken: dict[Name, list[float]] = {name: [] for name in runs}
     names, turn, start = list(runs), 0, time.perf_counter()
     while names and (turn < ROUNDS[0] or (turn < ROUNDS[1] and _left(start, turn, budget))):
         first = turn % len(names)

@@ -60,6 +60,8 @@ class Workload:
         logits: a factor on q, to peak the scores.
         finite: whether the caller vouches that all values are finite (S4.4).
         quick: whether `--quick` runs it.
+        beside: workloads that our own backends also run in the rounds of this one, because a goal
+            compares the two: what was timed in other minutes cannot be compared so closely.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Workload:
     logits: float = 1.0
     finite: bool = False
     quick: bool = False
+    beside: tuple[str, ...] = ()
     _memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -7,6 +7,8 @@ from .workload import Workload
 __all__ = ["GROUPS", "WORKLOADS", "find"]
 
 BASE = Workload("", "")
+PLAIN = ("forward-2k", "heads-128")
+"""The neighbours of other head sizes."""
 
 
 def _workload(name: str, title: str, **changes: object) -> Workload:
@@ -21,7 +23,8 @@ GROUPS: dict[str, tuple[Workload, ...]] = {
         _workload("causal-1k", "causal, N 1024", Lq=1024, Lk=1024, causal="top_left"),
         _workload("forward-256", "forward, N 256", Lq=256, Lk=256, quick=True),
         _workload("forward-128", "forward, N 128", Lq=128, Lk=128),
-        _workload("ragged", "forward, N 4095", Lq=4095, Lk=4095),
+        _workload("ragged", "forward, N 4095", Lq=4095, Lk=4095,
+                  beside=("forward",)),
         _workload("chunk", "512 queries behind 3584 keys, causal", Lq=512,
                   causal="bottom_right"),
     ),
@@ -62,21 +65,26 @@ GROUPS: dict[str, tuple[Workload, ...]] = {
                   dtype="float16", gradient=True),
         _workload("float64", "float64, N 2048", Lq=2048, Lk=2048, dtype="float64"),
         _workload("logits-10", "logits ten times as large, N 2048", Lq=2048, Lk=2048,
-                  logits=10.0),
+                  logits=10.0, beside=("forward-2k",)),
         _workload("logits-100", "logits a hundred times as large, N 2048", Lq=2048, Lk=2048,
-                  logits=100.0),
+                  logits=100.0, beside=("forward-2k",)),
         _workload("logits-100-backward", "the same with gradients", Lq=2048, Lk=2048,
-                  logits=100.0, gradient=True),
+                  logits=100.0, gradient=True, beside=("backward-2k",)),
     ),
     "sizes": (
         _workload("forward-2k", "forward, N 2048", Lq=2048, Lk=2048),
         _workload("backward-2k", "forward and backward, N 2048", Lq=2048, Lk=2048, gradient=True),
-        _workload("values", "Dv 128 beside D 64, N 2048", Lq=2048, Lk=2048, Dv=128),
+        _workload("values", "Dv 128 beside D 64, N 2048", Lq=2048, Lk=2048, Dv=128,
+                  beside=PLAIN),
         _workload("heads-128", "D 128, N 2048", Lq=2048, Lk=2048, D=128, Dv=128),
-        _workload("heads-96", "D 96, N 2048", Lq=2048, Lk=2048, D=96, Dv=96),
-        _workload("heads-80", "D 80, N 2048", Lq=2048, Lk=2048, D=80, Dv=80),
-        _workload("heads-72", "D 72, N 2048", Lq=2048, Lk=2048, D=72, Dv=72),
-        _workload("lse", "lse returned, N 2048", Lq=2048, Lk=2048, need_lse=True),
+        _workload("heads-96", "D 96, N 2048", Lq=2048, Lk=2048, D=96, Dv=96,
+                  beside=PLAIN),
+        _workload("heads-80", "D 80, N 2048", Lq=2048, Lk=2048, D=80, Dv=80,
+                  beside=PLAIN),
+        _workload("heads-72", "D 72, N 2048", Lq=2048, Lk=2048, D=72, Dv=72,
+                  beside=PLAIN),
+        _workload("lse", "lse returned, N 2048", Lq=2048, Lk=2048, need_lse=True,
+                  beside=("forward-2k",)),
     ),
     "long": (
         _workload("long", "causal, one head, N 32768", Hq=1, Hk=1, Lq=32768, Lk=32768,

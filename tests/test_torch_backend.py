@@ -17,11 +17,11 @@ from torch.utils.checkpoint import checkpoint
 import attnx
 from attnx._call import Options, prepare
 from attnx.errors import UnsupportedError
-from attnx.masks import Lengths, Window
+from attnx.masks import Lengths, Segments, Starts, Window
 from attnx_conformance import bounds, judge, reference
 from attnx_conformance.cases import CASES, Case
 from attnx_conformance.runner import run
-from attnx_torch import _scores, _tiles
+from attnx_torch import _parts, _scores, _sdpa, _tiles
 from attnx_torch._lane import LANE
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32,
@@ -77,7 +77,7 @@ SMALL_CASES = [c for c in CASES if "float32" in c.dtypes and c.scores < 4_000][:
 @pytest.fixture
 def tiny_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles alone, of a few rows and keys, shifted or not as large ones would be."""
-    monkeypatch.setattr(type(BACKEND), "by_sdpa", lambda *_: False)
+    monkeypatch.setattr(type(BACKEND), "sdpa_parts", lambda *_: None)
     monkeypatch.setattr(type(BACKEND), "block_sizes", lambda *_: (4, 3))
     monkeypatch.setattr(_scores, "WIDEST", 6)
     monkeypatch.setattr(_scores, "SMALL", 1)
@@ -91,6 +91,38 @@ def test_a_case_cut_into_tiny_tiles(case: Case) -> None:
     assert outcome.ok, outcome.detail
 
 
+@pytest.fixture
+def tiny_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SDPA over parts of a few rows, as a long masked call has parts of many."""
+    monkeypatch.setattr(_sdpa, "DENSE", 0)
+    for name, value in {"ROWS": 3, "MASKED": 64, "TABLE": 64, "SPARSE": 1e9, "HELD": 2}.items():
+        monkeypatch.setattr(_parts, name, value)
+
+
+@pytest.mark.usefixtures("tiny_parts")
+def test_parts_hold_what_is_visible_and_little_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window's follow the diagonal, a document's stand alone, and what scatters has none."""
+
+    def parts(**options: Any) -> Any:
+        q, k, v = inputs(12, 12)
+        ready = prepare(LANE, q, k, v, Options(**options))
+        return BACKEND.sdpa_parts(ready.q, ready.k, ready.v, ready.call)
+
+    monkeypatch.setattr(_parts, "TABLE", 1 << 20)
+    window = parts(mask=Window(2, 0))
+    assert [(p.i0, p.i1, p.j0, p.j1) for p in window] == [
+        (0, 3, 0, 3), (3, 6, 1, 6), (6, 9, 4, 9), (9, 12, 7, 12),
+    ]  # fmt: skip
+    assert all(p.masked for p in window)
+    ids = torch.tensor([0] * 6 + [1] * 6)
+    documents = parts(mask=Segments(ids, ids))
+    assert documents == [_parts.Part(0, 6, 0, 6), _parts.Part(6, 12, 6, 12)]
+    assert parts(mask=Lengths(5)) == [_parts.Part(0, 12, 0, 5)]
+    assert parts(mask=Lengths(0)) == [_parts.Part(0, 12, 0, 0)]
+    monkeypatch.setattr(_parts, "SPARSE", 1.5)
+    assert parts(mask=Lengths(2) | Starts(11)) is None
+
+
 # Routes ------------------------------------------------------------------------------------------
 
 ROUTES: list[tuple[str, dict[str, Any]]] = [
@@ -101,6 +133,9 @@ ROUTES: list[tuple[str, dict[str, Any]]] = [
     ("dense-with-an-empty-row", {"mask": torch.arange(9 * 9).reshape(9, 9) % 5 > 1}),
     ("window", {"mask": Window(3, 0)}),
     ("lengths", {"mask": Lengths((4, 0))}),
+    ("equal-lengths", {"mask": Lengths(5)}),
+    ("documents", {"mask": Segments([0, 0, 0, 0, 1, 2, 2, 2, 2], [0, 0, 0, 0, 1, 2, 2, 2, 2])}),
+    ("window-and-bias", {"mask": Window(2, 1), "bias": torch.linspace(-2, 2, 81).reshape(9, 9)}),
     ("bias", {"bias": torch.linspace(-2, 2, 81).reshape(9, 9)}),
     ("bias-minus-inf", {"bias": torch.zeros(9, 9).index_fill(0, torch.tensor(3), -math.inf)}),
 ]
@@ -123,12 +158,29 @@ def test_all_routes_agree(
         holds("out", out, expected, limits)
 
 
+@pytest.mark.usefixtures("tiny_parts")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", [o for _, o in ROUTES], ids=[name for name, _ in ROUTES])
+def test_parts_give_the_right_answer_and_gradients(options: dict[str, Any], dtype: str) -> None:
+    q, k, v = leaves(*inputs(dtype=DTYPES[dtype]))
+    options = {n: x.to(q.dtype) if n == "bias" else x for n, x in options.items()}
+    out = attnx.attention(q, k, v, **options)
+    d_out = torch.randn(out.shape).to(out.dtype)
+    expected, limits = oracle(q, k, v, d_out=d_out, **options)
+    holds("out", out, expected, limits)
+    holds("out", attnx.attention(q.detach(), k.detach(), v.detach(), **options), expected, limits)
+    out.backward(d_out)
+    for name, x in {"dq": q, "dk": k, "dv": v}.items():
+        assert x.grad is not None
+        holds(name, x.grad, expected, limits)
+
+
 @pytest.mark.parametrize("options", [{}, {"mask": Lengths((1500, 40))}], ids=["full", "lengths"])
 def test_decoding_reads_its_cache_once(options: dict[str, Any]) -> None:
     """A few queries over a long cache go by tiles, which look at the answer alone."""
     q, k, v = inputs(1, 1600, Hq=6)
     ready = prepare(LANE, q, k, v, Options(**options))
-    assert not BACKEND.by_sdpa(ready.q, ready.k, ready.v, ready.call)
+    assert not BACKEND.sdpa_parts(ready.q, ready.k, ready.v, ready.call)
     shown = {"mask": Lengths(np.array((1500, 40)))} if options else {}
     expected, limits = oracle(q, k, v, **shown)
     holds("out", attnx.attention(q, k, v, **options), expected, limits)
@@ -157,7 +209,7 @@ def test_sdpa_is_asked_only_for_what_it_gets_right() -> None:
         v: torch.Tensor = v, q: torch.Tensor = q, k: torch.Tensor = k, **options: Any
     ) -> bool:
         ready = prepare(LANE, q, k, v, Options(**options))
-        return bool(BACKEND.by_sdpa(ready.q, ready.k, ready.v, ready.call))
+        return bool(BACKEND.sdpa_parts(ready.q, ready.k, ready.v, ready.call))
 
     assert served()
     assert served(causal=True)
@@ -185,8 +237,10 @@ def test_explain_names_the_route() -> None:
     assert route() == "sdpa; array tiles where a value is not finite"
     assert route(causal=True, assume_finite=True) == "sdpa"
     assert route(softcap=2.0).startswith("tiles; ")
-    assert route(mask=Lengths(3)).startswith("sdpa with the mask spelled out up to")
-    assert route(causal=True, scale=-1.0).startswith("sdpa with the mask spelled out up to")
+    assert route(mask=Lengths(3)).startswith("sdpa over the keys that each block of queries sees")
+    assert route(causal=True, scale=-1.0).startswith(
+        "sdpa over the keys that each block of queries sees"
+    )
 
 
 def test_a_nan_in_one_value_of_64_reaches_only_the_rows_that_see_it() -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from attnx.plugin import Gradients
 from attnx.tiling import Grid, position_offset, stationary, visible
 from attnx_numpy import _threads
-from attnx_numpy._scores import tame
+from attnx_numpy._scores import capped, tame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -316,10 +316,8 @@ def _softmax(
     np.matmul(part.q * dtype(call.scale), part.k.swapaxes(-1, -2), out=flat)
     slope = None
     if call.softcap is not None:
-        s /= dtype(call.softcap)
-        np.tanh(s, out=s)
-        slope = 1 - s * s if sloped else None
-        s *= dtype(call.softcap)
+        tanh = capped(s, call.softcap, scratch("tanh", s.shape, s.dtype))
+        slope = 1 - tanh * tanh if sloped else None
     if part.bias is not None:
         s += part.bias.astype(dtype, copy=False)
     if part.sight is not None:

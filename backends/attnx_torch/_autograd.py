@@ -21,6 +21,7 @@ from attnx.errors import UnsupportedError
 from attnx.plugin import Gradients, Reason
 from attnx_torch import _sdpa
 from attnx_torch._lane import is_batched, transformed
+from attnx_torch._parts import Part, Sdpa
 from attnx_torch._scores import finite
 
 if TYPE_CHECKING:
@@ -46,16 +47,15 @@ class _Attention(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.backend = backend
         ctx.call, leaves = _without_arrays(call)
-        if backend.by_sdpa(q, k, v, call):
-            with torch.enable_grad():
-                needs = zip((q, k, v), ctx.needs_input_grad[2:5], strict=True)
-                inner = [x.detach().requires_grad_(needed) for x, needed in needs]
-                graph = _sdpa.attend(inner[0], inner[1], inner[2], call)
-            out, lse = graph.detach(), None
-            ctx.save_for_backward(q, k, v, out, lse, bias, sinks, graph, *inner, *leaves)
+        ctx.parts = backend.sdpa_parts(q, k, v, call)
+        if ctx.parts is None:
+            out, lse = backend.forward_lse(q, k, v, call)
+            graphs: list[torch.Tensor] = []
         else:
-            out, lse = backend.forward_tiles(q, k, v, call)
-            ctx.save_for_backward(q, k, v, out, lse, bias, sinks, None, None, None, None, *leaves)
+            needs = ctx.needs_input_grad[2:5]
+            out, graphs = _recorded(backend, ctx.parts, (q, k, v), needs, call)
+            lse = None
+        ctx.save_for_backward(q, k, v, out, lse, bias, sinks, *leaves, *graphs)
         return out, lse
 
     @staticmethod
@@ -66,9 +66,9 @@ class _Attention(torch.autograd.Function):
             raise _refusal("of a batch of cotangents", "one at a time", "call backward in a loop")
         saved = ctx.saved_tensors
         if torch.is_grad_enabled():
-            grads = _Gradients.apply(ctx.backend, ctx.call, d_out, d_lse, *saved)
+            grads = _Gradients.apply(ctx.backend, ctx.call, ctx.parts, d_out, d_lse, *saved)
         else:
-            grads = _gradients(ctx.backend, ctx.call, d_out, d_lse, saved)
+            grads = _gradients(ctx.backend, ctx.call, ctx.parts, d_out, d_lse, saved)
         wanted = zip(grads, ctx.needs_input_grad[2:], strict=True)
         return (None, None, *(grad if needed else None for grad, needed in wanted))
 
@@ -76,9 +76,10 @@ class _Attention(torch.autograd.Function):
 class _Gradients(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, backend: TorchBackend, call: Call, d_out: Any, d_lse: Any, *saved: Any
-    ) -> tuple[Any, ...]:
-        return tuple(_gradients(backend, call, d_out, d_lse, saved))
+        ctx: Any, backend: TorchBackend, call: Call, parts: list[Part] | None, d_out: Any,
+        d_lse: Any, *saved: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        return tuple(_gradients(backend, call, parts, d_out, d_lse, saved))
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
@@ -91,14 +92,34 @@ def _refusal(got: str, supported: str, hint: str) -> UnsupportedError:
     return UnsupportedError(message, backend="torch", reasons=(reason,))
 
 
+def _recorded(
+    backend: TorchBackend, parts: list[Part], arrays: tuple[Any, Any, Any],
+    needs: tuple[bool, ...], call: Call,
+) -> tuple[torch.Tensor, list[torch.Tensor]]:  # fmt: skip
+    """out, and for each part of SDPA its graph and its own leaves q, k and v."""
+    sdpa = Sdpa(backend, call)
+    given = _sdpa.operands(*arrays, call)
+    graphs: list[torch.Tensor] = []
+    for part in parts:
+        cuts = zip(part.cut(*given), needs, strict=True)
+        inner = [x.detach().requires_grad_(needed) for x, needed in cuts]
+        with torch.enable_grad():
+            graphs += (sdpa(part, *inner), *inner)
+    outs = [graph.detach() for graph in graphs[::4]]
+    out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
+    return out.to(arrays[0].dtype), graphs
+
+
 def _gradients(
-    backend: TorchBackend, call: Call, d_out: Any, d_lse: Any, saved: tuple[Any, ...]
-) -> Gradients:
-    q, k, v, out, lse, bias, sinks, graph, *rest = saved
-    inner, leaves = rest[:3], rest[3:]
+    backend: TorchBackend, call: Call, parts: list[Part] | None, d_out: Any, d_lse: Any,
+    saved: tuple[Any, ...],
+) -> Gradients:  # fmt: skip
+    q, k, v, out, lse, bias, sinks, *rest = saved
+    count = len(rest) - 4 * len(parts or ())
+    leaves, graphs = rest[:count], rest[count:]
     call = _with_arrays(call, bias, sinks, leaves)
-    if graph is not None and _exact(d_out, call):
-        return _sdpa_gradients(graph, inner, d_out)
+    if parts is not None and _exact(d_out, call):
+        return _sdpa_gradients(parts, graphs, d_out, (q, k, v))
     if lse is None:
         out, lse = backend.forward_tiles(q, k, v, call)
     d_out = torch.zeros_like(out) if d_out is None else d_out
@@ -111,11 +132,35 @@ def _exact(d_out: torch.Tensor, call: Call) -> bool:
     return whole or call.assume_finite or d_out.device.type != "cpu" or finite(d_out)
 
 
-def _sdpa_gradients(graph: torch.Tensor, inner: list[Any], d_out: torch.Tensor) -> Gradients:
-    wanted = [x for x in inner if x.requires_grad]
-    # The graph belongs to the outer node, which frees it; a second backward may still come.
-    found = iter(torch.autograd.grad(graph, wanted, d_out, retain_graph=True))
-    return Gradients(*(next(found) if x.requires_grad else None for x in inner))
+def _sdpa_gradients(
+    parts: list[Part], graphs: list[Any], d_out: torch.Tensor, arrays: tuple[Any, Any, Any]
+) -> Gradients:
+    """The parts' gradients: a query stands in one part, keys and values may stand in several."""
+    sums: list[Any] = [None, None, None]
+    for n, part in enumerate(parts):
+        graph, *inner = graphs[4 * n : 4 * n + 4]
+        if not graph.requires_grad:  # it sees nothing
+            continue
+        wanted = [x for x in inner if x.requires_grad]
+        d_part = d_out[:, :, part.i0 : part.i1].to(graph.dtype)
+        # The graph belongs to the outer node, which frees it; a second backward may still come.
+        found = iter(torch.autograd.grad(graph, wanted, d_part, retain_graph=True))
+        for at, x in enumerate(inner):
+            if not x.requires_grad:
+                continue
+            if len(parts) == 1 and x.shape == arrays[at].shape:
+                sums[at] = next(found)
+                continue
+            if sums[at] is None:
+                sums[at] = torch.zeros(arrays[at].shape, dtype=x.dtype, device=x.device)
+            i, j = (part.i0, part.i1) if at == 0 else (part.j0, part.j1)
+            sums[at][:, :, i:j] += next(found)
+    for at, x in enumerate(arrays):
+        if sums[at] is not None:
+            sums[at] = sums[at].to(x.dtype)
+        elif graphs[1 + at].requires_grad:
+            sums[at] = torch.zeros_like(x)
+    return Gradients(*sums)
 
 
 def _without_arrays(call: Call) -> tuple[Call, list[torch.Tensor]]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from attnx.plugin import Call, CallClass, Gradients
+    from attnx_torch._parts import Part
 
 __all__ = ["TorchBackend"]
 
@@ -61,7 +62,7 @@ class TorchBackend(ArrayBackend):
             return "sdpa" if cls.assume_finite else "sdpa; array tiles where a value is not finite"
         tiles = "tiles" if cls.assume_finite else "tiles; array tiles where a value is not finite"
         if _sdpa.may_mask(cls):
-            return f"sdpa with the mask spelled out up to {_sdpa.DENSE} scores; {tiles}"
+            return f"sdpa over the keys that each block of queries sees, else {tiles}"
         return tiles
 
     # The hooks of the base class ----------------------------------------------------------------
@@ -100,21 +101,31 @@ class TorchBackend(ArrayBackend):
 
     def direct(self, cls: CallClass) -> Callable[..., Any] | None:
         """SDPA without a decision left to take, where it serves the class."""
-        if cls.gradient is None and _sdpa.may_serve(cls):
+        slow = cls.dtype == "float16" and cls.device == "cpu"
+        if cls.gradient is None and not slow and _sdpa.may_serve(cls):
             return _sdpa.direct(cls)
         return None
 
     def forward(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
         """See `Backend.forward`."""
-        if self.by_sdpa(q, k, v, call):
+        parts = self.sdpa_parts(q, k, v, call)
+        if parts is not None:
             with self.lane.quiet():
-                return _sdpa.attend(q, k, v, call), None
-        return self.forward_tiles(q, k, v, call)
+                return _sdpa.attend(self, parts, q, k, v, call), None
+        return self.forward_lse(q, k, v, call)
 
-    def by_sdpa(self, q: Any, k: Any, v: Any, call: Call) -> bool:
-        """Whether SDPA computes this call."""
-        cls = call.cls
-        return (_sdpa.may_serve(cls) or _sdpa.may_mask(cls)) and _sdpa.ready(q, k, v, call)
+    def sdpa_parts(self, q: Any, k: Any, v: Any, call: Call) -> list[Part] | None:
+        """The parts in which SDPA computes this call, or None where tiles do."""
+        if not (_sdpa.may_serve(call.cls) or _sdpa.may_mask(call.cls)):
+            return None
+        with torch.no_grad():
+            return _sdpa.parts(self, q, k, v, call)
+
+    def forward_lse(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
+        """out and lse, the fastest way."""
+        with torch.no_grad(), self.lane.quiet():
+            found = _sdpa.attend_lse(q, k, v, call) if call.need_lse else None
+        return found or self.forward_tiles(q, k, v, call)
 
     def forward_tiles(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
         """out and lse by tiles."""

@@ -11,26 +11,27 @@ when a look at the inputs shows them finite.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
-from attnx.tiling import Grid, position_offset, visible
 from attnx_torch._lane import LANE, any_autocast
+from attnx_torch._parts import Part, Sdpa, split, whole
 from attnx_torch._scores import tame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from attnx.plugin import Call, CallClass
+    from attnx_torch._backend import TorchBackend
 
-__all__ = ["DENSE", "attend", "direct", "may_mask", "may_serve", "ready"]
+__all__ = ["DENSE", "attend", "attend_lse", "direct", "may_mask", "may_serve", "operands", "parts"]
 
 CAUSAL = "causal[top_left]"
+flash: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 DENSE = 1 << 20
-"""Scores (B Hq Lq Lk) up to which a mask is spelled out for SDPA; above it, tiles save work."""
+"""Scores (B Hq Lq Lk) up to which a mask is spelled out as a whole; above it, in parts."""
 
 FREE = 1 << 16
 """Scores up to which it does not matter whether a fused kernel takes the strides."""
@@ -49,32 +50,36 @@ def may_serve(cls: CallClass) -> bool:
 
 
 def may_mask(cls: CallClass) -> bool:
-    """Whether a small call of the class can be served with its mask and bias spelled out."""
+    """Whether a call of the class can be served with its mask and bias spelled out."""
     return (cls.bias is not None or cls.mask is not None) and cls.device == "cpu" and _fused(cls)
 
 
 def _fused(cls: CallClass) -> bool:
-    """Whether a fused kernel takes the class; on the host, half gradients are slow and inexact."""
+    """Whether a fused kernel takes the class."""
     if cls.need_lse or cls.softcap or cls.sinks is not None or cls.Dv != cls.D:
         return False
-    if cls.device != "cpu":
-        return cls.dtype != "float64"
-    return cls.gradient is None or cls.dtype in ("float32", "float64")
+    return cls.device == "cpu" or cls.dtype != "float64"
 
 
-def ready(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
-    """Whether this call of a class that SDPA may serve is one that it gets right."""
+def parts(
+    backend: TorchBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+) -> list[Part] | None:
+    """How SDPA does this call of a class that it may serve; None where it would not be right."""
     if not (call.Lq and call.Lk and call.B):
-        return False
+        return None
     look = not call.assume_finite and q.is_cpu
     if q.is_cpu and _streams(call.Lq, call.Lk, look or call.cls.grouped):
-        return False
-    if not may_serve(call.cls):
-        if call.B * call.Hq * call.Lq * call.Lk > DENSE:
-            return False
-        if call.cls.gradient is not None and call.bias is not None and call.bias.requires_grad:
-            return False
-    return not look or (tame(call.scale, q, k, v) and (call.bias is None or _no_nan(call.bias)))
+        return None
+    plain = may_serve(call.cls)
+    if call.cls.gradient is not None and call.bias is not None and call.bias.requires_grad:
+        return None
+    if look and not (tame(call.scale, q, k, v) and (call.bias is None or _no_nan(call.bias))):
+        return None
+    if plain:
+        return whole(call, causal=call.mask is not None)
+    if call.B * call.Hq * call.Lq * call.Lk <= DENSE:
+        return whole(call, masked=True)
+    return split(backend, call, q)
 
 
 def _streams(Lq: int, Lk: int, wasteful: bool) -> bool:
@@ -142,26 +147,53 @@ def _no_nan(bias: torch.Tensor) -> bool:
     return not bias.numel() or torch.aminmax(bias).max.item() < math.inf
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-    """The answer of a call that is `ready`; differentiable by autograd."""
-    causal, mask = call.mask is not None, None
-    if not may_serve(call.cls):
-        causal, mask = False, _spelled_out(q, call)
+def attend(
+    backend: TorchBackend, parts: list[Part], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    call: Call,
+) -> torch.Tensor:  # fmt: skip
+    """The answer of a call of which these are the parts."""
+    sdpa, dtype = Sdpa(backend, call), q.dtype
+    q, k, v = operands(q, k, v, call)
+    if len(parts) == 1:
+        return sdpa.of(parts[0], q, k, v).to(dtype)
+    out = q.new_empty((*q.shape[:3], call.Dv), dtype=dtype)
+    for part in parts:
+        out[:, :, part.i0 : part.i1] = sdpa.of(part, q, k, v)
+    return out
+
+
+def operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> tuple[Any, Any, Any]:
+    """What SDPA is given: rows that lie together, and half types cast up where that is better.
+
+    On the host it takes five times as long for float16, and its gradients of both half types are
+    slow and inexact.
+    """
+    if q.is_cpu and (q.dtype is torch.float16 or (q.itemsize == 2 and call.cls.gradient)):
+        q, k, v = q.float(), k.float(), v.float()
     if not _rows(q, k, v):
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    return F.scaled_dot_product_attention(
-        q, k, v, mask, 0.0, causal, scale=call.scale, enable_gqa=call.cls.grouped
-    )
+    return q, k, v
 
 
-def _spelled_out(q: torch.Tensor, call: Call) -> Any:
-    """Mask and bias as one tensor that broadcasts over (B, Hq, Lq, Lk)."""
-    shown = None
-    if call.mask is not None:
-        b, h, i, j = (slice(0, n) for n in (call.B, call.Hq, call.Lq, call.Lk))
-        offset = position_offset(call.mask, call.Lq, call.Lk)
-        shown = visible(call.mask, Grid(torch, partial(LANE.arange, like=q), b, h, i, j, offset))
-    if call.bias is None:
-        return shown
-    bias = call.bias.to(q.dtype) if q.dtype is torch.float64 else call.bias
-    return bias if shown is None else torch.where(shown, bias, -math.inf)
+def attend_lse(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """out and lse by the operation that SDPA itself calls on the host; None where it cannot.
+
+    It has no public name, so it is used only where this PyTorch has it.
+    """
+    cls = call.cls
+    if flash is None or not q.is_cpu or cls.grouped or not (call.Lq and call.Lk and call.B):
+        return None
+    if not may_serve(cls._replace(need_lse=False)) or _streams(call.Lq, call.Lk, wasteful=True):
+        return None
+    if not call.assume_finite and not tame(call.scale, q, k, v):
+        return None
+    causal, dtype = call.mask is not None, q.dtype
+    if causal and call.Lq != call.Lk:
+        return None
+    q, k, v = operands(q, k, v, call)
+    if q.dtype not in (torch.float32, torch.float64):
+        q, k, v = q.float(), k.float(), v.float()
+    out, lse = flash(q, k, v, 0.0, causal, scale=call.scale)
+    return out.to(dtype), lse

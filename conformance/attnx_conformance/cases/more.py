@@ -1,7 +1,7 @@
 """What the planted faults found missing: each catches a fault that fewer than two others did.
 
 A decoding step with bias or sinks, a call of one pair, masks whose period no tile width divides,
-a sink above every score, NaN cotangents under more masks than one.
+a sink above every score, NaN cotangents under more masks than one, masks over many scores.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from attnx.masks import Lengths, Predicate, Window
+from attnx.masks import Lengths, Predicate, Segments, Window
 
 from ._case import BASE, DTYPES, Case, Context, Recipe, Shape, square
 from ._edits import poison, put, scaled, set_to, shifted, spike
@@ -160,4 +160,26 @@ _NEGATIVE = (
           scale=-1.0, clauses=("S2", "S5.3")),
 )  # fmt: skip
 
-CASES = (*_ONE_PAIR, *_STEPS, *_SINKS, *_TILES, *_WIDE, *_SUMS, *_COTANGENTS, *_NEGATIVE)
+# More than a million scores, without lse: what a kernel does not spell out as one mask, it cuts
+# into parts, and here a range of keys, a document, a window's rim is taken for another one.
+MANY = Shape(batch=(2,), Hq=4, Hk=2, Lq=390, Lk=390, D=8, Dv=8)
+
+
+def _many(name: str, mask: Any, **options: Any) -> Case:
+    return Case(
+        f"many-{name}", ("S3.1", "S5.4"), "masks", Recipe(MANY, mask=mask, d_lse=False), options,
+        compare=("out", "dq", "dk", "dv"), dtypes=("float16", "float32"),
+    )  # fmt: skip
+
+
+_IDS = np.repeat(np.arange(5), [100, 3, 130, 57, 100])
+_MANY = (
+    _many("padded", Lengths(np.array([170, 170]))),
+    _many("padded-unevenly", Lengths(np.array([1, 330]), np.array([390, 40]))),
+    _many("documents", Segments(_IDS, _IDS)),
+    _many("window", Window(30, 5)),
+    _many("dense", lambda ctx: ctx.rng.random((1, 1, 390, 390)) < 0.3),
+    _many("dense-documents", np.equal.outer(_IDS, _IDS), causal=True),
+)
+
+CASES = (*_ONE_PAIR, *_STEPS, *_SINKS, *_TILES, *_WIDE, *_SUMS, *_COTANGENTS, *_NEGATIVE, *_MANY)

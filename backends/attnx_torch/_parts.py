@@ -1,0 +1,172 @@
+"""A call as one or several calls of SDPA: blocks of queries against the range of keys they see.
+
+SDPA knows no window, document or padding; it takes a mask of every pair, and computes all of them.
+Where a mask has structure, neighbouring queries see neighbouring keys, and SDPA over their range
+alone does what is needed and little else; with a mask where the range is not visible as a whole. A
+mask that scatters what is visible is left to the tiles.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from attnx.tiling import EMPTY, FULL, Tile, stationary, tile_classes, visible
+from attnx_torch._scores import cut
+
+if TYPE_CHECKING:
+    from attnx.plugin import Call
+    from attnx_torch._backend import TorchBackend
+
+__all__ = ["Part", "Sdpa", "split", "whole"]
+
+ROWS = 64
+"""Queries of the smallest block."""
+
+TABLE = 1 << 22
+"""Most blocks that are classified; up to 16k tokens a block is one key wide, and ranges exact."""
+
+WASTE = 1.05
+"""How much more than the ranges of some blocks their union may hold, for them to be one."""
+
+SPARSE = 1.5
+"""How much more than what is visible the ranges may hold."""
+
+MASKED = 1 << 20
+"""Most pairs of a block whose mask is spelled out."""
+
+HELD = 8
+"""Most spelled-out masks that are kept for blocks that stand alike to the diagonal."""
+
+
+class Part(NamedTuple):
+    """Queries i0 to i1 against keys j0 to j1.
+
+    Attributes:
+        masked: whether a mask or a bias is spelled out.
+        causal: whether it is SDPA's own causal mask that hides pairs.
+    """
+
+    i0: int
+    i1: int
+    j0: int
+    j1: int
+    masked: bool = False
+    causal: bool = False
+
+    @property
+    def pairs(self) -> int:
+        """Its queries times its keys."""
+        return (self.i1 - self.i0) * (self.j1 - self.j0)
+
+    def cut(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+        """Its queries, keys and values."""
+        i, j = slice(self.i0, self.i1), slice(self.j0, self.j1)
+        return q[:, :, i], k[:, :, j], v[:, :, j]
+
+
+def whole(call: Call, *, masked: bool = False, causal: bool = False) -> list[Part]:
+    """A call in one part."""
+    return [Part(0, call.Lq, 0, call.Lk, masked, causal)]
+
+
+def split(backend: TorchBackend, call: Call, like: torch.Tensor) -> list[Part] | None:
+    """The parts of a masked call, in order; None where their ranges would hold too much else."""
+    if call.mask is None:
+        return whole(call, masked=call.bias is not None)
+    step = 1
+    while call.B * -(-call.Lq // ROWS) * -(-call.Lk // step) > TABLE:
+        step *= 2
+    classes = tile_classes(
+        call.mask, backend.xp, partial(backend.lane.arange, like=like),
+        Lq=call.Lq, Lk=call.Lk, q_size=ROWS, k_size=step,
+    )  # fmt: skip
+    some = (classes != EMPTY).any(1).any(0).numpy()
+    every = (classes == FULL).all(1).all(0).numpy()
+    met = some.any(axis=1)
+    first = np.where(met, some.argmax(axis=1), 0)
+    last = np.where(met, some.shape[1] - some[:, ::-1].argmax(axis=1), 0)
+    if (last - first).sum() > SPARSE * some.sum():
+        return None
+    full = (every.sum(axis=1) == last - first) & (call.bias is None)
+    most = MASKED // (classes.shape[0] * classes.shape[1])
+    rows = zip(range(0, call.Lq, ROWS), first.tolist(), last.tolist(), full.tolist(), strict=True)
+    return _joined(
+        [
+            Part(i, min(i + ROWS, call.Lq), j0 * step, min(j1 * step, call.Lk), not seen)
+            for i, j0, j1, seen in rows
+        ],
+        most,
+    )
+
+
+def _joined(blocks: list[Part], most: int) -> list[Part]:
+    """Neighbours as one where that computes little more: SDPA likes many rows."""
+    parts, needed = [blocks[0]], blocks[0].pairs
+    for block in blocks[1:]:
+        last = parts[-1]
+        j0, j1 = min(last.j0, block.j0), max(last.j1, block.j1)
+        union = Part(last.i0, block.i1, j0, j1, last.masked)
+        same = last.j0 == block.j0 and last.j1 == block.j1
+        if last.masked == block.masked and (
+            same if not last.masked
+            else union.pairs <= min(most, WASTE * (needed + block.pairs))
+        ):  # fmt: skip
+            parts[-1], needed = union, needed + block.pairs
+        else:
+            parts.append(block)
+            needed = block.pairs
+    return parts
+
+
+class Sdpa:
+    """SDPA of the parts of one call."""
+
+    def __init__(self, backend: TorchBackend, call: Call) -> None:
+        self.backend, self.call = backend, call
+        self.alike = call.mask is not None and call.bias is None and stationary(call.mask)
+        self.held: dict[tuple[int, int, int], torch.Tensor] = {}
+
+    def of(self, part: Part, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """A part's answer, from the whole call's arrays."""
+        return self(part, *part.cut(q, k, v))
+
+    def __call__(
+        self, part: Part, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """A part's answer, from its own queries, keys and values; zeros without keys."""
+        if part.j0 == part.j1:
+            return q.new_zeros((*q.shape[:3], v.shape[-1]))
+        mask = self._mask(part, q) if part.masked else None
+        return F.scaled_dot_product_attention(
+            q, k, v, mask, 0.0, part.causal, scale=self.call.scale,
+            enable_gqa=self.call.cls.grouped,
+        )  # fmt: skip
+
+    def _mask(self, part: Part, q: torch.Tensor) -> torch.Tensor:
+        """Mask and bias as one tensor that broadcasts over the part's (B, Hq, n, m)."""
+        call, tile = self.call, Tile(*part[:4], masked=True)
+        if self.alike:
+            key = (part.i1 - part.i0, part.j1 - part.j0, part.i0 - part.j0)
+            found = self.held.get(key)
+            if found is None:
+                if len(self.held) >= HELD:
+                    self.held.clear()
+                zero = torch.zeros((), dtype=q.dtype)
+                found = self.held[key] = torch.where(self._shown(tile, q), zero, -math.inf)
+            return found
+        if call.bias is None:
+            return self._shown(tile, q)
+        bias = cut(call.bias, tile)
+        bias = bias if q.dtype in (torch.float16, torch.bfloat16) else bias.to(q.dtype)
+        return bias if call.mask is None else torch.where(self._shown(tile, q), bias, -math.inf)
+
+    def _shown(self, tile: Tile, like: torch.Tensor) -> torch.Tensor:
+        assert self.call.mask is not None
+        shown: torch.Tensor = visible(self.call.mask, self.backend.grid(self.call, tile, like))
+        return shown

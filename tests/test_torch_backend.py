@@ -95,7 +95,14 @@ def test_a_case_cut_into_tiny_tiles(case: Case) -> None:
 def tiny_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """SDPA over parts of a few rows, as a long masked call has parts of many."""
     monkeypatch.setattr(_sdpa, "DENSE", 0)
-    for name, value in {"ROWS": 3, "MASKED": 64, "TABLE": 64, "SPARSE": 1e9, "HELD": 2}.items():
+    for name, value in {
+        "ROWS": 3,
+        "KEYS": 1,
+        "MASKED": 64,
+        "TABLE": 64,
+        "SPARSE": 1e9,
+        "HELD": 2,
+    }.items():
         monkeypatch.setattr(_parts, name, value)
 
 

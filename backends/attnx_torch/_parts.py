@@ -28,8 +28,11 @@ __all__ = ["Part", "Sdpa", "split", "whole"]
 ROWS = 64
 """Queries of the smallest block."""
 
-TABLE = 1 << 22
-"""Most blocks that are classified; up to 16k tokens a block is one key wide, and ranges exact."""
+KEYS = 16
+"""Keys of the smallest block, where the call is not so long that these would be too many."""
+
+TABLE = 1 << 20
+"""Most blocks that are classified."""
 
 WASTE = 1.05
 """How much more than the ranges of some blocks their union may hold, for them to be one."""
@@ -50,6 +53,7 @@ class Part(NamedTuple):
     Attributes:
         masked: whether a mask or a bias is spelled out.
         causal: whether it is SDPA's own causal mask that hides pairs.
+        rim: whether all may be visible but for some of the first and last keys, as in a document.
     """
 
     i0: int
@@ -58,6 +62,7 @@ class Part(NamedTuple):
     j1: int
     masked: bool = False
     causal: bool = False
+    rim: bool = False
 
     @property
     def pairs(self) -> int:
@@ -79,30 +84,42 @@ def split(backend: TorchBackend, call: Call, like: torch.Tensor) -> list[Part] |
     """The parts of a masked call, in order; None where their ranges would hold too much else."""
     if call.mask is None:
         return whole(call, masked=call.bias is not None)
-    step = 1
+    step = KEYS
     while call.B * -(-call.Lq // ROWS) * -(-call.Lk // step) > TABLE:
         step *= 2
     classes = tile_classes(
         call.mask, backend.xp, partial(backend.lane.arange, like=like),
         Lq=call.Lq, Lk=call.Lk, q_size=ROWS, k_size=step,
     )  # fmt: skip
+    blocks = _blocks(call, step, classes)
+    if blocks is None:
+        return None
+    most = MASKED // (classes.shape[0] * classes.shape[1])
+    sdpa = Sdpa(backend, call)
+    return [_trimmed(sdpa, part, step, like) for part in _joined(blocks, most)]
+
+
+def _blocks(call: Call, step: int, classes: torch.Tensor) -> list[Part] | None:
+    """A part for each row of blocks; None where their ranges hold too much that is not visible."""
     some = (classes != EMPTY).any(1).any(0).numpy()
     every = (classes == FULL).all(1).all(0).numpy()
-    met = some.any(axis=1)
+    row, met = np.arange(some.shape[0]), some.any(axis=1)
     first = np.where(met, some.argmax(axis=1), 0)
     last = np.where(met, some.shape[1] - some[:, ::-1].argmax(axis=1), 0)
     if (last - first).sum() > SPARSE * some.sum():
         return None
-    full = (every.sum(axis=1) == last - first) & (call.bias is None)
-    most = MASKED // (classes.shape[0] * classes.shape[1])
-    rows = zip(range(0, call.Lq, ROWS), first.tolist(), last.tolist(), full.tolist(), strict=True)
-    return _joined(
-        [
-            Part(i, min(i + ROWS, call.Lq), j0 * step, min(j1 * step, call.Lk), not seen)
-            for i, j0, j1, seen in rows
-        ],
-        most,
-    )
+    whole_range = every.sum(axis=1) == last - first
+    inside = every.sum(axis=1) + ~every[row, first] + ~every[row, last - 1] >= last - first
+    masked = ~whole_range | (call.bias is not None)
+    rim = ~whole_range & inside & (call.bias is None)
+    return [
+        Part(
+            i * ROWS, min((i + 1) * ROWS, call.Lq), int(first[i]) * step,
+            min(int(last[i]) * step, call.Lk),
+            masked=bool(masked[i]), rim=bool(rim[i]),
+        )
+        for i in row.tolist()
+    ]  # fmt: skip
 
 
 def _joined(blocks: list[Part], most: int) -> list[Part]:
@@ -111,10 +128,9 @@ def _joined(blocks: list[Part], most: int) -> list[Part]:
     for block in blocks[1:]:
         last = parts[-1]
         j0, j1 = min(last.j0, block.j0), max(last.j1, block.j1)
-        union = Part(last.i0, block.i1, j0, j1, last.masked)
-        same = last.j0 == block.j0 and last.j1 == block.j1
-        if last.masked == block.masked and (
-            same if not last.masked
+        union = last._replace(i1=block.i1, j0=j0, j1=j1)
+        if (last.masked, last.rim) == (block.masked, block.rim) and (
+            last[2:4] == block[2:4] if last.rim or not last.masked
             else union.pairs <= min(most, WASTE * (needed + block.pairs))
         ):  # fmt: skip
             parts[-1], needed = union, needed + block.pairs
@@ -122,6 +138,26 @@ def _joined(blocks: list[Part], most: int) -> list[Part]:
             parts.append(block)
             needed = block.pairs
     return parts
+
+
+def _trimmed(sdpa: Sdpa, part: Part, step: int, like: torch.Tensor) -> Part:
+    """Without those of the first and last keys that nobody sees, if all see all of the others."""
+    if not part.rim:
+        return part
+    rims = (part.j0, min(part.j0 + step, part.j1)), (max(part.j1 - step, part.j0), part.j1)
+    seen: list[list[bool]] = []
+    for j0, j1 in rims:
+        pairs = sdpa.shown(part._replace(j0=j0, j1=j1), like).flatten(0, 2)
+        some, every = pairs.any(0).expand(j1 - j0), pairs.all(0).expand(j1 - j0)
+        if not (torch.equal(some, every) and some.any()):
+            return part
+        seen.append(some.tolist())
+    j0, j1 = part.j0 + seen[0].index(True), part.j1 - seen[1][::-1].index(True)
+    if seen[0].count(True) < min(rims[0][1], j1) - j0 or seen[1].count(True) < j1 - max(
+        rims[1][0], j0
+    ):
+        return part
+    return part._replace(j0=j0, j1=j1, masked=False, rim=False)
 
 
 class Sdpa:
@@ -150,7 +186,7 @@ class Sdpa:
 
     def _mask(self, part: Part, q: torch.Tensor) -> torch.Tensor:
         """Mask and bias as one tensor that broadcasts over the part's (B, Hq, n, m)."""
-        call, tile = self.call, Tile(*part[:4], masked=True)
+        call = self.call
         if self.alike:
             key = (part.i1 - part.i0, part.j1 - part.j0, part.i0 - part.j0)
             found = self.held.get(key)
@@ -158,15 +194,17 @@ class Sdpa:
                 if len(self.held) >= HELD:
                     self.held.clear()
                 zero = torch.zeros((), dtype=q.dtype)
-                found = self.held[key] = torch.where(self._shown(tile, q), zero, -math.inf)
+                found = self.held[key] = torch.where(self.shown(part, q), zero, -math.inf)
             return found
         if call.bias is None:
-            return self._shown(tile, q)
-        bias = cut(call.bias, tile)
+            return self.shown(part, q)
+        bias = cut(call.bias, Tile(*part[:4], masked=True))
         bias = bias if q.dtype in (torch.float16, torch.bfloat16) else bias.to(q.dtype)
-        return bias if call.mask is None else torch.where(self._shown(tile, q), bias, -math.inf)
+        return bias if call.mask is None else torch.where(self.shown(part, q), bias, -math.inf)
 
-    def _shown(self, tile: Tile, like: torch.Tensor) -> torch.Tensor:
+    def shown(self, part: Part, like: torch.Tensor) -> torch.Tensor:
+        """The visible pairs of a part, broadcasting to (B, Hq, n, m)."""
         assert self.call.mask is not None
+        tile = Tile(*part[:4], masked=True)
         shown: torch.Tensor = visible(self.call.mask, self.backend.grid(self.call, tile, like))
         return shown

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Operands", "Scores", "blocks", "cut", "finite", "no_infinity", "tame"]
 
-CALM = 16.0
-"""Scores within it need no shift: their exponentials stay within 1e7 of 1."""
+CALM = 36.0
+"""Scores within it need no shift: their exponentials lie within 5e15 of 1, and those of a score
+less lse within the normal range."""
 
 SMALL = 64
 """Queries below which looking for the bound costs more than it saves."""
@@ -210,4 +211,4 @@ def _calm(q: torch.Tensor, x: Operands, call: Call) -> bool:
         return False
     low, high = torch.aminmax(x.v, dim=-2)
     size = torch.maximum(low.neg(), high)
-    return bool(((size == 0) | ((size > 1e-20) & (size < 1e20))).all())
+    return bool(((size == 0) | ((size > 1e-18) & (size < 1e18))).all())

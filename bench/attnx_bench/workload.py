@@ -127,11 +127,15 @@ class Workload:
 
     @cached_property
     def segments(self) -> Array | None:
-        """The document of each position, (Lk,), or None; ragged, and the same on every machine."""
+        """The document of each position, (Lk,), or None; ragged, and the same on every machine.
+
+        The longest is three times as long as the shortest, as when short ones are packed together.
+        """
         if self.documents == 1:
             return None
-        cuts = np.random.default_rng(1).choice(self.Lk - 1, self.documents - 1, replace=False) + 1
-        ids: Array = np.searchsorted(np.sort(cuts), np.arange(self.Lk), side="right")
+        lengths = np.random.default_rng(1).uniform(0.5, 1.5, self.documents)
+        ends = np.round(np.cumsum(lengths) / lengths.sum() * self.Lk)
+        ids: Array = np.searchsorted(ends[:-1], np.arange(self.Lk), side="right")
         return ids.astype(np.int32)
 
     @property

@@ -124,6 +124,10 @@ def test_parts_hold_what_is_visible_and_little_else(monkeypatch: pytest.MonkeyPa
     ids = torch.tensor([0] * 6 + [1] * 6)
     documents = parts(mask=Segments(ids, ids))
     assert documents == [_parts.Part(0, 6, 0, 6), _parts.Part(6, 12, 6, 12)]
+    ids = torch.tensor([0] * 4 + [1] * 6 + [2] * 2)
+    assert [p[:4] for p in parts(mask=Segments(ids, ids))] == [
+        (0, 4, 0, 4), (4, 10, 4, 10), (10, 12, 10, 12),
+    ]  # fmt: skip
     assert parts(mask=Lengths(5)) == [_parts.Part(0, 12, 0, 5)]
     assert parts(mask=Lengths(0)) == [_parts.Part(0, 12, 0, 0)]
     monkeypatch.setattr(_parts, "SPARSE", 1.5)

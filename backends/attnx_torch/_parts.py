@@ -8,6 +8,7 @@ mask that scatters what is visible is left to the tiles.
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +34,9 @@ KEYS = 16
 
 TABLE = 1 << 20
 """Most blocks that are classified."""
+
+DOCUMENTS = 4
+"""Most ends of documents in a smallest block for which it is taken apart."""
 
 WASTE = 1.05
 """How much more than the ranges of some blocks their union may hold, for them to be one."""
@@ -96,7 +100,10 @@ def split(backend: TorchBackend, call: Call, like: torch.Tensor) -> list[Part] |
         return None
     most = MASKED // (classes.shape[0] * classes.shape[1])
     sdpa = Sdpa(backend, call)
-    return [_trimmed(sdpa, part, step, like) for part in _joined(blocks, most)]
+    if sdpa.alike or call.bias is not None:  # then every block has its own range, or its bias
+        return _joined(blocks, most)
+    trimmed = [_trimmed(sdpa, part, step, like) for part in _joined(blocks, most)]
+    return _joined([x for part in trimmed for x in _resolved(sdpa, part, like)], most)
 
 
 def _blocks(call: Call, step: int, classes: torch.Tensor) -> list[Part] | None:
@@ -158,6 +165,28 @@ def _trimmed(sdpa: Sdpa, part: Part, step: int, like: torch.Tensor) -> Part:
     ):
         return part
     return part._replace(j0=j0, j1=j1, masked=False, rim=False)
+
+
+def _resolved(sdpa: Sdpa, part: Part, like: torch.Tensor) -> list[Part]:
+    """A block where one document ends and the next begins, as one part of either."""
+    if not part.masked or part.i1 - part.i0 > ROWS or part.j0 == part.j1:
+        return [part]
+    pairs = sdpa.shown(part, like).flatten(0, 1)
+    same = pairs[0].expand(part.i1 - part.i0, part.j1 - part.j0)
+    if not bool((pairs == pairs[:1]).all()):
+        return [part]
+    seen = same.numpy()
+    met = seen.any(axis=1)
+    first = np.where(met, seen.argmax(axis=1), 0)
+    last = np.where(met, seen.shape[1] - seen[:, ::-1].argmax(axis=1), 0)
+    edges = np.flatnonzero((np.diff(first) != 0) | (np.diff(last) != 0)) + 1
+    if len(edges) > DOCUMENTS or (seen.sum(axis=1) < last - first).any():
+        return [part]
+    bounds = [0, *edges.tolist(), part.i1 - part.i0]
+    return [
+        Part(part.i0 + i, part.i0 + i1, part.j0 + int(first[i]), part.j0 + int(last[i]))
+        for i, i1 in itertools.pairwise(bounds)
+    ]
 
 
 class Sdpa:

@@ -108,10 +108,18 @@ def _times(rows: Any, x: Any, down: bool) -> Any:
 def all_finite(*arrays: Any) -> Any:
     """Whether all values are finite: the look that isolation costs (S4.4).
 
-    Every finite value gives 0; a sum is faster than a conjunction, and a maximum would lose NaN.
+    Every finite value times a tiny one is finite, and so is a sum of such; a product does it at the
+    speed of memory, where a sum or a conjunction takes five times as long.
     """
-    sums = [jnp.sum(x * 0, dtype=accumulator(x.dtype)) for x in arrays]
-    return ~some(jnp.stack(sums) != 0)
+    return ~some(jnp.stack([jnp.any(~jnp.isfinite(_weighed(x))) for x in arrays]))
+
+
+def _weighed(x: Any) -> Any:
+    """Sums over the last axis that are finite just where all their terms are."""
+    if x.dtype.itemsize < 4:
+        return jnp.sum(x * 0, axis=-1, dtype=jnp.float32)
+    tiny = jnp.full((x.shape[-1],), 1e-30 if x.dtype == jnp.float32 else 1e-200, x.dtype)
+    return jnp.matmul(x, tiny)
 
 
 @custom_vmap

@@ -30,6 +30,9 @@ __all__ = ["Sizes", "Tiles", "add_at", "arange", "cut", "repeat", "sizes"]
 SIDE = 1024
 SCORES = 1 << 20
 """Scores of a tile over all its heads; 4 MB in float32."""
+FEW = 64
+"""Query rows of a key head up to which keys are taken whole, or in long tiles: each tile of them is
+a copy."""
 
 arange = partial(jnp.arange, dtype=jnp.int32)
 
@@ -82,11 +85,15 @@ def sizes(q: Any, k: Any, v: Any, mask: Mask | None, *, whole_rows: bool = False
     B, Hq, Lq, D = q.shape
     Hk, Lk, Dv = k.shape[1], k.shape[2], v.shape[3]
     g = Hq // Hk
-    side = _side(mask)
-    bk = max(Lk, 1) if whole_rows else _block(Lk, side if g * Lq > 64 else 4 * side)
+    side, few = _side(mask), g * Lq <= FEW
+    keys = side if not few else 4 * side if mask is not None else SCORES // max(g * Lq, 1)
+    bk = max(Lk, 1) if whole_rows else _block(Lk, keys)
     rows = max(1, SCORES // bk) if whole_rows else side
     bq = _block(Lq, max(1, rows // g))
-    hc = _divisor(Hk, SCORES // (g * bq * bk))
+    made = g * bq * bk
+    if few and bk < Lk:  # then the slices of keys, which are copied, outweigh the scores
+        made = max(g * bq, D) * bk
+    hc = _divisor(Hk, SCORES // made)
     bc = _divisor(B, SCORES // (Hq * bq * bk)) if hc == Hk else 1
     return Sizes(B, Hq, Hk, Lq, Lk, D, Dv, bc, hc, bq, bk)
 

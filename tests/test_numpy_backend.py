@@ -363,6 +363,18 @@ def test_its_lane_names_dtypes_and_copies_what_it_hands_over() -> None:
     assert lane.vjp is None
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_values_are_moderate_up_to_their_bounds(dtype: Any) -> None:
+    """S5.3: without a shift, no product may overflow or lose digits."""
+    known = [
+        ([1, -1, 0.0, -0.0], True), ([0.0], True), ([], True), ([2.0**-40, -(2.0**-40)], True),
+        ([2.0**-41, 1], False), ([-(2.0**-41)], False), ([2.0**20], False), ([-(2.0**20)], False),
+        ([np.nan, 1], False), ([np.inf], False), ([1, -np.inf], False), ([1e-40], False),
+    ]  # fmt: skip
+    for values, wanted in known:
+        assert _forward._moderate(np.array(values, dtype)[:, None]) == wanted, values
+
+
 # Small calls -------------------------------------------------------------------------------------
 
 LIGHT = [

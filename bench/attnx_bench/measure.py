@@ -73,7 +73,7 @@ def _timed(
     cells: dict[str, Cell] = {}
     chosen = list(implementations)
     for name in (workload.name, *workload.beside):
-        other = workload if name == workload.name else find(name)
+        other = workload if name == workload.name else find(name).with_(dtype=workload.dtype)
         arrays = other.arrays(seed)
         right = truth(other, arrays)
         for each in chosen:

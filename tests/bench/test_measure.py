@@ -133,6 +133,31 @@ def test_each_end_of_a_cell_is_told() -> None:
     assert "times what is allowed" in cells["wrong"].why
 
 
+def _one_second(runs: dict[Any, Any], budget: float) -> dict[Any, Taken]:
+    return {key: Taken(1.0, 1.0, 1.0, 3) for key in runs}
+
+
+def test_what_a_goal_compares_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own backends also run the workloads beside this one, in its dtype, and checked."""
+    seen: list[Workload] = []
+
+    def ours(workload: Workload, arrays: Arrays) -> Ready:
+        seen.append(workload)
+        return _right(workload, arrays)
+
+    other = SMALL.with_(name="other")
+    monkeypatch.setattr(measure, "find", lambda name: other)
+    monkeypatch.setattr(measure, "interleaved", _one_second)
+    workload = SMALL.with_(beside=("other",), dtype="float64")
+    chosen = [Implementation("attnx this", ours), Implementation("peer", ours)]
+    row = time_row(workload, chosen)
+    assert row.beside == {"other": {"attnx this": 1.0}}
+    assert [(w.name, w.dtype) for w in seen] == [
+        ("small", "float64"), ("small", "float64"), ("other", "float64"),
+    ]  # fmt: skip
+    assert [cell.implementation for cell in row.cells] == ["attnx this", "peer"]
+
+
 def test_a_process_of_its_own_is_put_on_this_ones_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its baseline took twice as long there as here, so half of its time counts."""
     monkeypatch.setitem(measure.OWN_BASELINES, "elsewhere", "right")
@@ -146,7 +171,7 @@ def test_a_process_of_its_own_is_put_on_this_ones_scale(monkeypatch: pytest.Monk
         }
 
     monkeypatch.setattr(measure, "ask", ask)
-    monkeypatch.setattr(measure, "interleaved", lambda runs, budget: {"right": Taken(1, 1, 1, 3)})
+    monkeypatch.setattr(measure, "interleaved", _one_second)
     own = Implementation("elsewhere", _right, process="own", environment=(("A", "b"),))
     row = time_row(SMALL, [own, Implementation("right", _right)])
     assert row.cells[0].seconds == 1.5
@@ -202,13 +227,48 @@ def test_goals_read_ratios_and_measures() -> None:
     ]
     special = {"overhead attnx numpy": 1.9, "import": 61.0}
     names = ("forward", "causal")
-    found = judge(Figures.of(rows, special), names, ("overhead", "import"))
+    found = judge(Figures.of(rows, special, {}), names, ("overhead", "import"))
     verdicts = {goal.text: goal.verdict for goal in found}
     assert verdicts["attnx numpy / torch SDPA: forward"] == "met"
     assert verdicts["attnx numpy / numpy naive: forward"] == "missed"
     assert verdicts["attnx numpy / torch SDPA: causal"] == "not measured"
     assert verdicts["import attnx over bare Python"] == "missed"
     assert "attnx numpy / torch SDPA: forward and backward" not in verdicts
+
+
+def test_goals_of_two_workloads_read_what_took_turns() -> None:
+    def row(name: str, seconds: float, **beside: float) -> Row:
+        cells = (Cell(name, "attnx numpy", "ran", seconds=seconds),)
+        others = {n.replace("_", "-"): {"attnx numpy": s} for n, s in beside.items()}
+        return Row(name, name, {}, 1.0, cells, others)
+
+    rows = [
+        row("lse", 1.1, forward_2k=1.0), row("logits-10", 3.0, forward_2k=2.0),
+        row("logits-100", 2.0, forward_2k=2.0),
+        row("values", 3.0, forward_2k=2.0, heads_128=4.0),
+        row("forward-2k", 100.0), row("heads-128", 0.01),
+    ]  # fmt: skip
+    found = judge(Figures.of(rows, {}, {}), [r.name for r in rows], ())
+    figures = {goal.text: goal.figure for goal in found}
+    assert figures["attnx numpy: lse as well"] == pytest.approx(1.1)
+    assert figures["attnx numpy: logits 1, 10, 100"] == pytest.approx(1.5)
+    assert figures["attnx numpy: Dv 128 beside D 64"] == pytest.approx(1.0)
+    assert figures["attnx torch: lse as well"] is None
+
+
+def test_a_goal_tells_what_the_machine_would_allow() -> None:
+    """34.4e9 operations at 100 GF/s and 134e6 exponentials of 2 ns on 2 cores take 478 ms."""
+    flops = 4.0 * 8 * 4096**2 * 64
+    cells = tuple(
+        Cell("forward", name, "ran", seconds=s)
+        for name, s in (("attnx numpy", 0.8), ("torch SDPA", 0.4))
+    )
+    machine = {"sgemm_gflops": 100.0, "exp_ns": 2.0, "cores": 2}
+    rows = [Row("forward", "forward", {}, flops, cells)]
+    goal = judge(Figures.of(rows, {}, machine), ["forward"], ())[0]
+    assert (goal.figure, goal.verdict) == (0.5, "missed")
+    assert goal.why == "at best 0.84x here, by what NumPy's sgemm and exp take alone"
+    assert not judge(Figures.of(rows, {}, {}), ["forward"], ())[0].why
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,26 @@ def test_backward(benchmark: Any, kernel: Any) -> None:
     benchmark(run)
 
 
+SIDES = (128, 256, 512, 1024)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["plain", "causal"])
+@pytest.mark.parametrize(
+    "shape", itertools.product(SIDES, SIDES), ids=lambda shape: f"{shape[0]}x{shape[1]}"
+)
+def test_numpy_tiles(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], causal: bool
+) -> None:
+    """The evidence for the size of NumPy's tiles: rows by keys, at N 4096."""
+    from attnx_numpy import _forward
+
+    workload = Workload("tiles", "tiles", causal="top_left" if causal else False)
+    impl, (q, k, v, _), call = _prepared("numpy", workload)
+    count = _forward.block_sizes(call)[2]
+    monkeypatch.setattr(_forward, "block_sizes", lambda call: (*shape, count))
+    benchmark(lambda: impl.forward(q, k, v, call))
+
+
 def test_the_plan_of_a_call(benchmark: Any) -> None:
     """The long way: checks, the class, the choice of a backend, without the kernel."""
     q = np.ones((1, 2, 4, 8), np.float32)

@@ -38,6 +38,25 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch, backend: Any) -> Iterator[None]
     jax.clear_caches()
 
 
+def test_tiles_are_chosen_from_the_shapes() -> None:
+    """A few queries take their keys whole, or copy few at a time; no tile is ragged needlessly."""
+    from attnx_jax._tiles import sizes
+
+    def chosen(Hk: int, Lq: int, Lk: int, mask: Any = None) -> Any:
+        q, k = (jax.ShapeDtypeStruct((1, h, n, 128), "float32") for h, n in ((8, Lq), (Hk, Lk)))
+        return sizes(q, k, k, mask)
+
+    step = chosen(8, 1, 9000)
+    assert (step.nk, step.hc) == (1, 8)
+    assert chosen(8, 1, 1 << 20).nk == 1
+    padded = chosen(8, 1, 9000, Lengths(5))
+    assert padded.nk > 1
+    assert padded.hc * padded.bk * 128 <= 1 << 20
+    assert (chosen(8, 4095, 4095).bq, chosen(8, 4095, 4095).bk) == (819, 819)
+    assert chosen(8, 4096, 4096).bk == 1024
+    assert chosen(8, 4099, 4099).bk % 16 == 0
+
+
 def draw(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Any:
     return jnp.asarray(np.random.default_rng((seed, *shape)).standard_normal(shape), dtype)
 

@@ -440,6 +440,15 @@ def test_every_call_is_right_in_tiles(
     assert outcome is None or outcome.ok, outcome
 
 
+def test_a_large_scale_of_small_products_does_not_overflow(make: Make) -> None:
+    """S5.3, also where nobody looked at the size of q."""
+    q, k, v = make()
+    given = q * f32(2.0**110), k * f32(2.0**-20), v
+    out = attnx.attention(*given, scale=2.0**20, assume_finite=True)
+    wanted = attnx.attention(*(x.astype(np.float64) for x in given), scale=2.0**20)
+    np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("kernel", [_forward, _backward], ids=["forward", "backward"])
 def test_a_small_call_is_one_piece(
     kernel: Any, make: Make, monkeypatch: pytest.MonkeyPatch

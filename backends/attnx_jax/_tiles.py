@@ -106,10 +106,13 @@ def _side(mask: Mask | None) -> int:
 
 
 def _block(length: int, limit: int) -> int:
-    """Equal blocks of at most `limit`, in whole cache lines."""
+    """Equal blocks of at most `limit`, in whole cache lines; none is ragged where that is cheap."""
     if length <= limit:
         return max(length, 1)
     count = -(-length // limit)
+    for more in range(count, count + 1 + count // 4):
+        if length % more == 0:
+            return length // more
     return min(limit, -(-length // count // 16) * 16)
 
 

@@ -197,7 +197,6 @@ def forward(q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any] | None:
     lse = None
     if call.need_lse:
         lse = np.empty(out.shape[:3], np.float64 if call.dtype == "float64" else np.float32)
-
     sights = _Sights(call)
 
     def job(piece: _Piece, scratch: Scratch) -> None:
@@ -224,7 +223,6 @@ def backward(
     dq, dk, dv = (np.empty(x.shape, x.dtype) for x in (q, k, v))
     pieces = _pieces(call)
     shared = _InOrder(call)
-
     sights = _Sights(call)
 
     def job(piece: _Piece, scratch: Scratch) -> None:
@@ -313,7 +311,12 @@ def _softmax(
     dtype = part.q.dtype.type
     s = scratch("s", part.shape, part.q.dtype)
     flat = s.reshape(*part.k.shape[:2], -1, call.Lk)
-    np.matmul(part.q * dtype(call.scale), part.k.swapaxes(-1, -2), out=flat)
+    scale, keys = dtype(call.scale), part.k.swapaxes(-1, -2)
+    if call.assume_finite:  # q times the scale might overflow where the score does not (S5.3)
+        np.matmul(part.q, keys, out=flat)
+        s *= scale
+    else:
+        np.matmul(part.q * scale, keys, out=flat)
     slope = None
     if call.softcap is not None:
         tanh = capped(s, call.softcap, scratch("tanh", s.shape, s.dtype))

@@ -28,8 +28,8 @@ BASELINES = ("torch SDPA", "numpy naive", "jax.nn", "attnx numpy")
 OURS = ("numpy", "torch", "jax")
 SPECIALS = ("overhead", "import", "memory", "callers")
 """Workloads that are no call of attention."""
-LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
-WEIGHED = (1024, 4096, 16384)
+LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
+WEIGHED = (1024, 4096, 8192)
 """Lengths of the plots, and those at which memory is measured, a process each."""
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 

@@ -12,7 +12,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,8 @@ WIDTH = 8.0
 DPI = 150
 BAR = 0.155
 """Inches for a bar, with the figure at its end."""
+PAGE = 90
+"""Bars of a picture, blanks between rows included."""
 LINE = 0.15
 """Inches for a line of the caption."""
 CAPTION = 118
@@ -107,9 +109,11 @@ def _pictures(report: Report) -> Iterator[tuple[str, Figure]]:
             made = _against_length(report, series, kind, styles)
             if made is not None:
                 yield f"{name}-{kind.name}", made
-    ratios = _ratios(report, styles)
-    if ratios is not None:
-        yield "ratios", ratios
+    pages = list(_pages(report))
+    for number, page in enumerate(pages, 1):
+        ratios = _ratios(page, styles)
+        if ratios is not None:
+            yield "ratios" if len(pages) == 1 else f"ratios-{number}", ratios
 
 
 def _save(made: Figure, folder: Path, name: str) -> list[Path]:
@@ -291,6 +295,20 @@ class Bar:
     name: str
     ratio: float | None
     told: str
+
+
+def _pages(report: Report) -> Iterator[Report]:
+    """The report in parts whose bars fit a page, each with some of the rows."""
+    rows: list[Row] = []
+    slots = 0
+    for row in report.rows:
+        bars = len(_bars(report, row)) + 1
+        if rows and slots + bars > PAGE:
+            yield replace(report, rows=tuple(rows))
+            rows, slots = [], 0
+        rows.append(row)
+        slots += bars
+    yield replace(report, rows=tuple(rows))
 
 
 def _ratios(report: Report, styles: dict[str, Style]) -> Figure | None:

@@ -21,6 +21,8 @@ Name = TypeVar("Name", bound=Hashable)
 PAUSE = 0.03
 BATCH = 0.03
 """Seconds that a timed batch lasts at least, so that a call of 50 µs is not lost in the clock."""
+SHORT = 1.0
+"""Seconds up to which a start from cold would be felt."""
 ROUNDS = (3, 15)
 MOST = 10_000
 
@@ -56,13 +58,13 @@ def interleaved(
         budget: seconds that all rounds together should take; there are three rounds at least.
         pause: seconds between two of them.
     """
-    counts = {name: _count(run) for name, run in runs.items()}
+    once = {name: _seconds(run) for name, run in runs.items()}
     taken: dict[Name, list[float]] = {name: [] for name in runs}
     names, turn, start = list(runs), 0, time.perf_counter()
     while names and (turn < ROUNDS[0] or (turn < ROUNDS[1] and _left(start, turn, budget))):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            taken[name].append(_once(runs[name], counts[name], pause))
+            taken[name].append(_once(runs[name], once[name], pause))
         turn += 1
     return {name: _summed(values) for name, values in taken.items()}
 
@@ -73,22 +75,21 @@ def _left(start: float, turns: int, budget: float) -> bool:
     return spent * (turns + 1) / turns <= budget
 
 
-def _count(run: Callable[[], Any]) -> int:
-    """How many runs make a batch; what is timed has run once before, when it was checked."""
+def _seconds(run: Callable[[], Any]) -> float:
+    """What a run takes, roughly; what is timed has run once before, when it was checked."""
     start = time.perf_counter()
     run()
-    took = max(time.perf_counter() - start, 1e-7)
-    return max(1, min(MOST, round(BATCH / took)))
+    return max(time.perf_counter() - start, 1e-7)
 
 
-def _once(run: Callable[[], Any], count: int, pause: float) -> float:
-    """Mean seconds of one run in a batch, after a pause and an untimed run."""
+def _once(run: Callable[[], Any], took: float, pause: float) -> float:
+    """Mean seconds of one run in a batch, after a pause and, if it is short, an untimed run."""
+    count = max(1, min(MOST, round(BATCH / took)))
     gc.collect()
     time.sleep(pause)
-    start = time.perf_counter()
-    if count > 1:
+    if took < SHORT:
         run()
-        start = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(count):
         run()
     return (time.perf_counter() - start) / count

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from attnx_bench import plots
 from attnx_bench.plots import draw
 from attnx_bench.report import Cell, Report, Row, Series
 
@@ -56,6 +57,22 @@ def test_each_picture_is_drawn_as_png_and_svg(tmp_path: Path) -> None:
     for stem in stems:
         assert (folder / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
         assert ElementTree.parse(folder / f"{stem}.svg").getroot().tag.endswith("svg")
+
+
+def test_many_rows_are_drawn_on_several_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plots, "PAGE", 4)
+    rows = tuple(
+        Row(
+            n, n, {}, 1.0, (Cell(n, NAMES[1], "ran", seconds=1.0), Cell(n, "x", "ran", seconds=2.0))
+        )
+        for n in ("first", "second", "third")
+    )
+    made = drawn(report(rows=rows, series=()), tmp_path)
+    assert [name for name in made if name.endswith("svg")] == [
+        "ratios-1.svg", "ratios-2.svg", "ratios-3.svg",
+    ]  # fmt: skip
 
 
 def test_a_report_is_drawn_alike_twice(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def make_numpy(workload: Workload, arrays: Arrays) -> Ready:
         return *_pair(outputs), *pullback(d_out)[:3]
 
     run = both if workload.gradient else forward
-    return Ready(run, named, _route(workload, (q, k, v), options))
+    return Ready(run, named, _route((q, k, v), options, gradient=workload.gradient))
 
 
 def make_torch(workload: Workload, arrays: Arrays) -> Ready:
@@ -45,7 +45,8 @@ def make_torch(workload: Workload, arrays: Arrays) -> Ready:
     def forward(q: Any, k: Any, v: Any) -> tuple[Any, Any]:
         return _pair(attnx.attention(q, k, v, **options))
 
-    return _torch.ready(workload, arrays, forward, _route(workload, operands, options))
+    recorded = [x.requires_grad_(workload.gradient) for x in operands]
+    return _torch.ready(workload, arrays, forward, _route(recorded, options))
 
 
 def make_jax(workload: Workload, arrays: Arrays) -> Ready:
@@ -53,7 +54,7 @@ def make_jax(workload: Workload, arrays: Arrays) -> Ready:
     lane = attnx.get_backend("jax").lane
     options = _options(workload, arrays, lane)
     operands = [lane.from_numpy(array) for array in (arrays.q, arrays.k, arrays.v)]
-    how = _route(workload, operands, options)
+    how = _route(operands, options, gradient=workload.gradient)
     extra: dict[str, Any] = {n: options.pop(n) for n in ("mask", "bias") if n in options}
 
     def forward(q: Any, k: Any, v: Any, extra: dict[str, Any]) -> tuple[Any, Any]:
@@ -78,10 +79,10 @@ def _options(workload: Workload, arrays: Arrays, lane: Lane) -> dict[str, Any]:
     return options
 
 
-def _route(workload: Workload, operands: Any, options: dict[str, Any]) -> str:
+def _route(operands: Any, options: dict[str, Any], *, gradient: bool = False) -> str:
     """The kernel route that the backend takes, or `NotApplicable` with its own reason."""
     try:
-        found = attnx.explain(*operands, gradient=workload.gradient, **options)
+        found = attnx.explain(*operands, gradient=gradient, **options)
     except UnsupportedError as error:
         raise NotApplicable(str(error).splitlines()[0]) from None
     if found.choice is None:

@@ -96,7 +96,7 @@ def stationary(mask: Mask) -> bool:
     """Whether it depends on i - j alone which pairs are visible: tiles with the same are alike.
 
     Example:
-        >>> stationary(Causal("top_left") & Window(7)), stationary(Lengths(3))
+        >>> stationary(Causal("top_left") & Window(7, 0)), stationary(Lengths(3))
         (True, False)
     """
     match mask:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from attnx.plugin import Call
     from attnx_numpy._threads import Scratch
 
-__all__ = ["Operands", "Strip", "Tiled", "bias_of", "capped", "leaked", "strips", "tame"]
+__all__ = ["Operands", "Strip", "Tiled", "bias_of", "leaked", "strips", "tame"]
 
 
 class Strip(NamedTuple):
@@ -96,7 +96,10 @@ class Operands:
             s *= self.dtype.type(call.scale)
         tanh = None
         if call.softcap is not None:
-            tanh = capped(s, call.softcap, scratch("tanh", s.shape, self.dtype))
+            tanh = scratch("tanh", s.shape, self.dtype)
+            np.divide(s, self.dtype.type(call.softcap), out=tanh)
+            np.tanh(tanh, out=tanh)
+            np.multiply(tanh, self.dtype.type(call.softcap), out=s)
         shown = self.plan.shown(strip.b, strip.heads, tile) if tile.masked else None
         if call.bias is not None:
             part = bias_of(call.bias, strip.b, strip.heads, tile)
@@ -117,22 +120,6 @@ class Operands:
             np.copyto(view, -np.inf, where=~shown)
         else:  # the same selection for finite scores, many times faster than a mask of booleans
             np.add(view, self.plan.penalty(shown, tile, self.dtype), out=view)
-
-
-def capped(s: Any, softcap: float, tanh: Any) -> Any:
-    """tanh(s / softcap) in the memory given for it, and softcap times that in s.
-
-    tanh(x) is 1 - 2 / (exp(2 x) + 1), and NumPy's tanh takes twice the time of its exp. Near 0 it
-    is good to as many digits after the point, not to as many of its own; so are scores.
-    """
-    dtype = s.dtype.type
-    np.multiply(s, dtype(2 / softcap), out=tanh)
-    np.exp(tanh, out=tanh)
-    tanh += dtype(1)
-    np.divide(dtype(-2), tanh, out=tanh)
-    tanh += dtype(1)
-    np.multiply(tanh, dtype(softcap), out=s)
-    return tanh
 
 
 def bias_of(bias: Any, b: int, heads: slice, tile: Tile) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 from attnx.plugin import Gradients
 from attnx.tiling import Grid, position_offset, stationary, visible
 from attnx_numpy import _threads
-from attnx_numpy._scores import capped, tame
+from attnx_numpy._scores import tame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,8 +155,19 @@ class _Part(NamedTuple):
     shape: tuple[int, int, int, int]
 
 
-def _part(q: Any, k: Any, v: Any, call: Call, piece: _Piece, sights: _Sights) -> _Part:
-    """A piece's part of a call.
+def _open(call: Call) -> bool:
+    """Whether every row sees every key, and nothing else decides.
+
+    NaN, inf and what overflows then end as NaN or inf in the answer of a row that they should
+    reach anyway, so that a look at the answer will do: decoding thus reads its cache once.
+    """
+    return call.mask is None and call.bias is None and call.sinks is None and call.softcap is None
+
+
+def _part(
+    q: Any, k: Any, v: Any, call: Call, piece: _Piece, sights: _Sights, *, look: bool
+) -> _Part:
+    """A piece's part of a call; `look` for values that are not finite.
 
     Raises:
         _Wild: a value must be kept from rows that do not see it.
@@ -167,9 +178,7 @@ def _part(q: Any, k: Any, v: Any, call: Call, piece: _Piece, sights: _Sights) ->
     if bias is not None:
         bias = bias[piece.b] if bias.shape[0] != 1 else bias
         bias = bias[:, piece.heads] if bias.shape[1] != 1 else bias
-    if not call.assume_finite and not (
-        tame(call.scale, q, k, v) and (bias is None or bool(bias.max() < np.inf))
-    ):
+    if look and not (tame(call.scale, q, k, v) and (bias is None or bool(bias.max() < np.inf))):
         raise _Wild
     sinks = call.sinks
     if sinks is not None:
@@ -198,13 +207,16 @@ def forward(q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any] | None:
     if call.need_lse:
         lse = np.empty(out.shape[:3], np.float64 if call.dtype == "float64" else np.float32)
     sights = _Sights(call)
+    late = _open(call) and not call.assume_finite
 
     def job(piece: _Piece, scratch: Scratch) -> None:
-        part = _part(q, k, v, call, piece, sights)
+        part = _part(q, k, v, call, piece, sights, look=not (late or call.assume_finite))
         p, m, total, _ = _softmax(part, call, scratch)
         rows = np.matmul(p.reshape(*part.k.shape[:2], -1, call.Lk), part.v)
         at = (piece.b, piece.heads)
         rows, rows_lse = _finish(rows.reshape(*part.shape[:3], -1), m, total, part, call)
+        if late and not np.isfinite(rows.sum()):
+            raise _Wild
         out[at] = rows
         if lse is not None:
             lse[at] = rows_lse
@@ -226,7 +238,7 @@ def backward(
     sights = _Sights(call)
 
     def job(piece: _Piece, scratch: Scratch) -> None:
-        part = _part(q, k, v, call, piece, sights)
+        part = _part(q, k, v, call, piece, sights, look=not call.assume_finite)
         at, keys = (piece.b, piece.heads), (piece.b, piece.groups)
         o, d = (x[at].astype(part.q.dtype, copy=False) for x in (out, d_out))
         flow = np.einsum("bhid,bhid->bhi", o, d)
@@ -311,16 +323,14 @@ def _softmax(
     dtype = part.q.dtype.type
     s = scratch("s", part.shape, part.q.dtype)
     flat = s.reshape(*part.k.shape[:2], -1, call.Lk)
-    scale, keys = dtype(call.scale), part.k.swapaxes(-1, -2)
-    if call.assume_finite:  # q times the scale might overflow where the score does not (S5.3)
-        np.matmul(part.q, keys, out=flat)
-        s *= scale
-    else:
-        np.matmul(part.q * scale, keys, out=flat)
+    np.matmul(part.q, part.k.swapaxes(-1, -2), out=flat)
+    s *= dtype(call.scale)
     slope = None
     if call.softcap is not None:
-        tanh = capped(s, call.softcap, scratch("tanh", s.shape, s.dtype))
-        slope = 1 - tanh * tanh if sloped else None
+        s /= dtype(call.softcap)
+        np.tanh(s, out=s)
+        slope = 1 - s * s if sloped else None
+        s *= dtype(call.softcap)
     if part.bias is not None:
         s += part.bias.astype(dtype, copy=False)
     if part.sight is not None:
@@ -331,7 +341,10 @@ def _softmax(
     shift = m if part.sight is None else np.where(np.isneginf(m), dtype(0), m)
     s -= shift
     p = np.exp(s, out=s)
-    total = np.matmul(p, np.ones(call.Lk, dtype))[..., None]
+    if p.size <= SCORES:  # as `direct` does it, to the bit
+        total = p.sum(axis=-1, keepdims=True)
+    else:
+        total = np.matmul(p, np.ones(call.Lk, dtype))[..., None]
     if part.sinks is not None:
         total += np.exp(part.sinks - shift)
     return p, m, total, slope

@@ -98,12 +98,12 @@ def _recorded(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:  # fmt: skip
     """out, and for each part of SDPA its graph and its own leaves q, k and v."""
     sdpa = Sdpa(backend, call)
-    given = _sdpa.operands(*arrays, call)
+    given = _sdpa.operands(*arrays, call)  # of the dtype that SDPA shall have, under autocast too
     graphs: list[torch.Tensor] = []
     for part in parts:
         cuts = zip(part.cut(*given), needs, strict=True)
         inner = [x.detach().requires_grad_(needed) for x, needed in cuts]
-        with torch.enable_grad():
+        with torch.enable_grad(), backend.lane.quiet():
             graphs += (sdpa(part, *inner), *inner)
     outs = [graph.detach() for graph in graphs[::4]]
     out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)

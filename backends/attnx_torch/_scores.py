@@ -140,10 +140,7 @@ class Scores:
         self.backend, self.call, self.x = backend, call, x
         self.calm = _calm(q, x, call)
         self.unit = LOG2E if call.bias is None else 1.0
-        self.alpha = call.scale * self.unit
-        if call.softcap is not None:
-            self.alpha = call.scale * 2.0 / call.softcap
-            self.floor = x.k.new_full((), -call.softcap * self.unit)
+        self.alpha = call.scale * (self.unit if call.softcap is None else 1.0 / call.softcap)
         self.scratch: dict[str, torch.Tensor] = {}
 
     def buffer(self, name: str, n: int, m: int) -> torch.Tensor:
@@ -155,25 +152,24 @@ class Scores:
         return held[:size].view(self.x.N, self.x.g * n, m)
 
     def tile(self, rows: torch.Tensor, tile: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(N, g n, m) scores, -inf where hidden; and what capped them, for the backward.
+        """(N, g n, m) scores, -inf where hidden; and tanh of the capped ones, for the backward.
 
-        tanh(x) is 2 sigmoid(2 x) - 1, and a sigmoid takes a quarter of tanh's time. Near 0 it is
-        good to as many digits after the point, not to as many of its own; so are scores.
+        A sigmoid, 2 sigmoid(2 x) - 1, would take a quarter of tanh's time; but its error is that of
+        a number near 1, which a cap far above the scores makes larger than theirs (S5.4).
         """
         call, n, m = self.call, tile.i1 - tile.i0, tile.j1 - tile.j0
         s = self.buffer("s", n, m)
         s.baddbmm_(rows, self.x.k[:, tile.j0 : tile.j1].mT, beta=0, alpha=self.alpha)
-        sigmoid = None
+        tanh = None
         if call.softcap is not None:
-            sigmoid = s.sigmoid_()
-            s = self.buffer("capped", n, m)
-            torch.add(self.floor, sigmoid, alpha=2.0 * call.softcap * self.unit, out=s)
+            tanh = s.tanh_()
+            s = torch.mul(tanh, call.softcap * self.unit, out=self.buffer("capped", n, m))
         grid = s.view(call.B, call.Hq, n, m)
         if call.bias is not None:
             grid += cut(call.bias, tile)
         if tile.masked and call.mask is not None:
             grid += self._hidden(call.mask, tile)
-        return s, sigmoid
+        return s, tanh
 
     def _hidden(self, mask: Mask, tile: Any) -> torch.Tensor:
         """0 where visible and -inf where not; broadcasts over (B, Hq, n, m)."""

@@ -108,11 +108,14 @@ def direct(cls: CallClass) -> Callable[..., Any]:
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, scores: int
     ) -> torch.Tensor | None:
         try:
-            if not (unseen and 0 < scores <= FREE) and (
-                not scores
-                or (wasteful and _streams(q.shape[-2], k.shape[-2], wasteful))
-                or (look and (any_autocast() or not tame(scale, q, k, v)))
-                or not ((full and scores <= FREE) or _fits(q, k, v))
+            if any_autocast() or (
+                not (unseen and 0 < scores <= FREE)
+                and (
+                    not scores
+                    or (wasteful and _streams(q.shape[-2], k.shape[-2], wasteful))
+                    or (look and not tame(scale, q, k, v))
+                    or not ((full and scores <= FREE) or _fits(q, k, v))
+                )
             ):
                 return None
             if q.requires_grad and grad_enabled():

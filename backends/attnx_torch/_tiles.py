@@ -120,14 +120,14 @@ def _backward_tile(
 ) -> None:  # fmt: skip
     """dS = P (dP - delta + d_lse), and what it adds to each gradient."""
     x, at = scores.x, slice(tile.j0, tile.j1)
-    s, sigmoid = scores.tile(rows, tile)
+    s, tanh = scores.tile(rows, tile)
     p = scores.exp(s, shift)
     sums.dv[:, at].baddbmm_(p.mT, d_rows)
     ds = scores.buffer("ds", tile.i1 - tile.i0, tile.j1 - tile.j0)
     ds = torch.bmm(d_rows, x.v[:, at].mT, out=ds).add_(flow).mul_(p)
     sums.add_bias(tile, ds)
-    if sigmoid is not None:  # 1 - tanh² is 4 times this
-        ds.mul_(sigmoid.addcmul_(sigmoid, sigmoid, value=-1.0)).mul_(4.0)
+    if tanh is not None:
+        ds.mul_(tanh.square_().neg_().add_(1.0))
     dq.baddbmm_(ds, x.k[:, at])
     sums.dk[:, at].baddbmm_(ds.mT, rows)
 

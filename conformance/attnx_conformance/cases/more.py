@@ -160,6 +160,13 @@ _NEGATIVE = (
           scale=-1.0, clauses=("S2", "S5.3")),
 )  # fmt: skip
 
+# tanh by way of an exponential or a sigmoid is good to the digits of 1, not to those of the score.
+_CAPS = (
+    _case("softcap-far-above", "numerics", BASE, softcap=3e4, clauses=("S2", "S5.4")),
+    _case("softcap-far-above-causal", "numerics", square(33), softcap=3e4, causal=True,
+          clauses=("S2", "S5.4")),
+)  # fmt: skip
+
 # More than a million scores, without lse: what a kernel does not spell out as one mask, it cuts
 # into parts, and here a range of keys, a document, a window's rim is taken for another one.
 MANY = Shape(batch=(2,), Hq=4, Hk=2, Lq=390, Lk=390, D=8, Dv=8)
@@ -182,4 +189,15 @@ _MANY = (
     _many("dense-documents", np.equal.outer(_IDS, _IDS), causal=True),
 )
 
-CASES = (*_ONE_PAIR, *_STEPS, *_SINKS, *_TILES, *_WIDE, *_SUMS, *_COTANGENTS, *_NEGATIVE, *_MANY)
+CASES = (
+    *_ONE_PAIR,
+    *_STEPS,
+    *_SINKS,
+    *_TILES,
+    *_WIDE,
+    *_SUMS,
+    *_COTANGENTS,
+    *_NEGATIVE,
+    *_CAPS,
+    *_MANY,
+)

@@ -72,7 +72,8 @@ class Figures:
         peak, exp, cores = known
         flops = self.flops[workload]
         pairs = flops / (256.0 * (3.5 if exps > 1 else 1.0))
-        return seconds / (flops / (1e9 * peak) + exps * pairs * 1e-9 * exp / cores)
+        ratio: float = seconds / (flops / (1e9 * peak) + exps * pairs * 1e-9 * exp / cores)
+        return ratio
 
 
 Read = Callable[[Figures], "float | None"]

@@ -103,19 +103,17 @@ def direct(cls: CallClass) -> Callable[..., Any]:
     unseen = full and not wasteful
     plain = cls.scale_sign is None and not grouped
     sdpa, grad_enabled = F.scaled_dot_product_attention, torch.is_grad_enabled
+    half = torch.float16
 
     def direct(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, scores: int
     ) -> torch.Tensor | None:
         try:
-            if any_autocast() or (
-                not (unseen and 0 < scores <= FREE)
-                and (
-                    not scores
-                    or (wasteful and _streams(q.shape[-2], k.shape[-2], wasteful))
-                    or (look and not tame(scale, q, k, v))
-                    or not ((full and scores <= FREE) or _fits(q, k, v))
-                )
+            if not (unseen and 0 < scores <= FREE) and (
+                not scores
+                or (wasteful and _streams(q.shape[-2], k.shape[-2], wasteful))
+                or (look and (any_autocast() or not tame(scale, q, k, v)))
+                or not ((full and scores <= FREE) or _fits(q, k, v))
             ):
                 return None
             if q.requires_grad and grad_enabled():
@@ -130,7 +128,8 @@ def direct(cls: CallClass) -> Callable[..., Any]:
             if not k.dtype is q.dtype is v.dtype:
                 return None
             raise
-        return None if out.requires_grad else out
+        # On the host only autocast makes a float16 here, and it is not computed in float16 (S5.2).
+        return None if out.requires_grad or (host and out.dtype is half) else out
 
     return direct
 

@@ -68,12 +68,12 @@ def test_backward(benchmark: Any, kernel: Any) -> None:
     benchmark(run)
 
 
-SIDES = (128, 256, 512, 1024)
+SIDES = (256, 512, 1024)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["plain", "causal"])
 @pytest.mark.parametrize(
-    "shape", itertools.product(SIDES, SIDES), ids=lambda shape: f"{shape[0]}x{shape[1]}"
+    "shape", list(itertools.product(SIDES, SIDES)), ids=lambda shape: f"{shape[0]}x{shape[1]}"
 )
 def test_numpy_tiles(
     benchmark: Any, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], causal: bool

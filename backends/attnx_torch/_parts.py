@@ -21,6 +21,8 @@ from attnx.tiling import EMPTY, FULL, Tile, stationary, tile_classes, visible
 from attnx_torch._scores import cut
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from attnx.plugin import Call
     from attnx_torch._backend import TorchBackend
 
@@ -110,9 +112,7 @@ def _blocks(call: Call, step: int, classes: torch.Tensor) -> list[Part] | None:
     """A part for each row of blocks; None where their ranges hold too much that is not visible."""
     some = (classes != EMPTY).any(1).any(0).numpy()
     every = (classes == FULL).all(1).all(0).numpy()
-    row, met = np.arange(some.shape[0]), some.any(axis=1)
-    first = np.where(met, some.argmax(axis=1), 0)
-    last = np.where(met, some.shape[1] - some[:, ::-1].argmax(axis=1), 0)
+    row, (first, last) = np.arange(some.shape[0]), _ranges(some)
     if (last - first).sum() > SPARSE * some.sum():
         return None
     whole_range = every.sum(axis=1) == last - first
@@ -127,6 +127,13 @@ def _blocks(call: Call, step: int, classes: torch.Tensor) -> list[Part] | None:
         )
         for i in row.tolist()
     ]  # fmt: skip
+
+
+def _ranges(seen: NDArray[np.bool_]) -> tuple[Any, Any]:
+    """Of each row the first column that is true, and the one after the last; 0 and 0 for none."""
+    met = seen.any(axis=1)
+    first = np.where(met, seen.argmax(axis=1), 0)
+    return first, np.where(met, seen.shape[1] - seen[:, ::-1].argmax(axis=1), 0)
 
 
 def _joined(blocks: list[Part], most: int) -> list[Part]:
@@ -176,9 +183,7 @@ def _resolved(sdpa: Sdpa, part: Part, like: torch.Tensor) -> list[Part]:
     if not bool((pairs == pairs[:1]).all()):
         return [part]
     seen = same.numpy()
-    met = seen.any(axis=1)
-    first = np.where(met, seen.argmax(axis=1), 0)
-    last = np.where(met, seen.shape[1] - seen[:, ::-1].argmax(axis=1), 0)
+    first, last = _ranges(seen)
     edges = np.flatnonzero((np.diff(first) != 0) | (np.diff(last) != 0)) + 1
     if len(edges) > DOCUMENTS or (seen.sum(axis=1) < last - first).any():
         return [part]

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from attnx_bench import plots
+from attnx_bench import bars
 from attnx_bench.plots import draw
 from attnx_bench.report import Cell, Report, Row, Series
 
@@ -62,7 +62,7 @@ def test_each_picture_is_drawn_as_png_and_svg(tmp_path: Path) -> None:
 def test_many_rows_are_drawn_on_several_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plots, "PAGE", 4)
+    monkeypatch.setattr(bars, "PAGE", 4)
     rows = tuple(
         Row(
             n, n, {}, 1.0, (Cell(n, NAMES[1], "ran", seconds=1.0), Cell(n, "x", "ran", seconds=2.0))

@@ -20,6 +20,7 @@ from attnx._api import (
 )
 from attnx._choice import set_default_backend, use_backend
 from attnx._dispatch import Candidate, Explanation
+from attnx._dropout import Dropout
 from attnx._registry import BackendInfo, Record
 from attnx._report import backends, doctor, get_backend, implementations, register, unregister
 from attnx.masks import Causal, Dense, Lengths, Predicate, Prefix, Segments, Starts, Window
@@ -31,6 +32,7 @@ __all__ = [
     "Candidate",
     "Causal",
     "Dense",
+    "Dropout",
     "Explanation",
     "Gradients",
     "Lengths",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attnx import _gradients
+from attnx import _gradients, _install
 from attnx._attention import attention, outward, plan_for
 from attnx._call import Options, prepare
 from attnx._choice import requested
@@ -290,3 +290,12 @@ def _options(caller: str, options: dict[str, Any]) -> Options:
     if unknown:
         raise TypeError(f"{caller}() got unexpected keyword arguments {', '.join(unknown)}")
     return Options(**options)
+
+
+def _compiler_came(framework: str) -> None:
+    from attnx import _traced
+
+    _traced.install(framework)
+
+
+_install.arrivals["torch._dynamo"] = _compiler_came

@@ -23,7 +23,7 @@ from attnx import _tile_ops as ops
 from attnx._contract import Backend, Capabilities, Gradients
 from attnx._tile_ops import Block, Rows, Scores, Tile
 from attnx._tile_sums import Sums
-from attnx.tiling import EMPTY, FULL, Grid, position_offset, tile_classes, visible
+from attnx.tiling import EMPTY, FULL, Grid, kept, position_offset, tile_classes, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,7 +62,7 @@ class ArrayBackend(Backend):
         self.lane = lane
         self.xp = lane.xp
         self.capabilities = capabilities or Capabilities(
-            dtypes=frozenset({"float32", "float64"}), native_masks=ops.STRUCTURED
+            dtypes=frozenset({"float32", "float64"}), native_masks=ops.STRUCTURED, dropout=True
         )
 
     def route(self, cls: CallClass) -> str:
@@ -195,6 +195,15 @@ class ArrayBackend(Backend):
         arange = partial(self.lane.arange, like=like)
         return Grid(self.xp, arange, *ranges, slice(tile.j0, tile.j1), offset)
 
+    def dropout(self, call: Call, tile: Tile, like: Any) -> Any:
+        """What dropout multiplies a tile of P with, (B, Hq, n, m) in the dtype of `like` (S9)."""
+        if call.dropout is None:
+            return None
+        pairs = slice(tile.i0, tile.i1), slice(tile.j0, tile.j1)
+        arange = partial(self.lane.arange, like=like)
+        keep = kept(self.xp, arange, call.dropout, (slice(0, call.B), slice(0, call.Hq), *pairs))
+        return ops.cast(self.xp, keep, like.dtype) * call.dropout.scale
+
     # Forward -----------------------------------------------------------------------------------
 
     def forward(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
@@ -224,6 +233,8 @@ class ArrayBackend(Backend):
             s, _, shown = self.scores(q, k, call, tile)
             p, factor, rows = self._absorb(rows, s, shown)
             values = ops.cast(xp, v[:, :, tile.j0 : tile.j1, :], q.dtype)
+            drop = self.dropout(call, tile, q)
+            p = p if drop is None else p * drop
             out = out * factor + ops.seen_product(xp, p, values, shown if careful else None)
         total = self._safe_total(rows, call)
         out = xp.where(rows.seen, out / total, xp.zeros_like(out))
@@ -308,11 +319,14 @@ class ArrayBackend(Backend):
             keys = ops.cast(xp, k[:, :, tile.j0 : tile.j1, :], q.dtype)
             values = ops.cast(xp, v[:, :, tile.j0 : tile.j1, :], q.dtype)
             dp = ops.product(xp, d_out, xp.matrix_transpose(values))
+            drop = self.dropout(call, tile, q)
+            dp = dp if drop is None else dp * drop
             p, ds, d_raw = self.gradient_step(s, dp, tanh, shown, shift, rest, flow)
             seen = seen | (True if shown is None else xp.any(shown, axis=-1, keepdims=True))
             met = shown if careful else None
             dq = dq + ops.seen_product(xp, d_raw, keys, met)
             dk = ops.seen_product_t(xp, d_raw, q, call.Hk, met)
+            p = p if drop is None else p * drop
             sums.add_keys(tile, dk, ops.seen_product_t(xp, p, d_out, call.Hk, met))
             sums.add_bias(tile, ds)
         sums.end_rows(dq, None if call.sinks is None else self._sink_flow(block, seen, call))

@@ -43,6 +43,9 @@ _exact: dict[Any, Any] = {}
 
 _plans: dict[tuple[CallClass, Choice], Plan] = {}
 
+traced: list[Any] = []
+"""`attention` as a compiler reads it, once there is one."""
+
 DEFAULTS = False, None, False, None
 SHAPES = 4096  # how many are kept at a time; a decoding run meets a new one with every token
 
@@ -107,7 +110,8 @@ def attention(
         scale: a finite real number; by default 1/sqrt(D).
         softcap: scores become softcap * tanh(score / softcap) (S2).
         sinks: `(Hq,)`, one logit a head in the denominator alone (S2.3).
-        dropout: not available yet; raises `UnsupportedError`.
+        dropout: `attnx.Dropout(p, seed)`: which elements of P are dropped depends on that and their
+            indices alone, not on the backend (S9); never active by itself.
         layout: `"bhsd"`, or `"bshd"` for arrays with the sequence before the heads (S1.1).
         return_lse: also return the log of the softmax's denominator, natural, sinks included.
         assume_finite: vouch that nothing holds NaN or inf, so isolation need not be looked after.
@@ -161,7 +165,7 @@ def attention(
                 apply, cls, kept_mask = way
                 factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
                 out, lse = apply(
-                    q, k, v, Call._make((cls, *sizes, factor, None, kept_mask, None, None))
+                    q, k, v, Call._make((cls, *sizes, factor, None, kept_mask, None, None, None))
                 )
                 return (out, lse) if return_lse else out
     options = Options(
@@ -196,6 +200,8 @@ def _of_class(key: Any) -> Any:
 
 def _long_way(q: Any, k: Any, v: Any, options: Options, backend: Any) -> Any:
     lane = lane_of(q)
+    if lane.compiling(q):
+        return traced[0](q, k, v, **options._asdict(), backend=backend)
     ready = prepare(lane, q, k, v, options)
     kept = _lanes, _plain, _exact
     chosen = plan_for(requested(backend), ready.call.cls)

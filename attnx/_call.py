@@ -12,9 +12,12 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnx import _check_masks, _checks
-from attnx.masks import And, Causal, Mask
+from attnx._dropout import Drop
+from attnx.masks import And, Causal, Mask, leaves, map_leaves
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from attnx._lane import Lane
 
 __all__ = ["Call", "CallClass", "Dims", "Options", "Prepared", "prepare"]
@@ -37,7 +40,7 @@ class CallClass(NamedTuple):
         softcap: whether it is given.
         bias: (dtype, which axes are full) of the bias, or None.
         sinks: dtype of the sinks, or None.
-        dropout: whether it is given.
+        dropout: whether it drops anything.
         need_lse: whether the caller needs lse.
         assume_finite: S4.4.
         gradient: `None`, `"framework"` (recorded by the framework) or `"vjp"` (attention_vjp).
@@ -81,6 +84,7 @@ class Call(NamedTuple):
         mask: a canonical mask with `causal` folded in, or None (see `attnx.tiling.visible`).
         bias: (1 or B, 1 or Hq, 1 or Lq, 1 or Lk), or None.
         sinks: (Hq,), or None.
+        dropout: what is dropped of P (see `attnx.tiling.kept`), or None.
     """
 
     cls: CallClass
@@ -96,6 +100,7 @@ class Call(NamedTuple):
     mask: Mask | None = None
     bias: Any = None
     sinks: Any = None
+    dropout: Drop | None = None
 
     @property
     def dtype(self) -> str:
@@ -111,6 +116,16 @@ class Call(NamedTuple):
     def assume_finite(self) -> bool:
         """Whether the caller vouches that nothing unseen is NaN or inf (S4.4)."""
         return self.cls.assume_finite
+
+    def map_arrays(self, fn: Callable[[Any], Any]) -> Call:
+        """The same call with `fn(array)` in place of each array in it, always in one order."""
+        bias = None if self.bias is None else fn(self.bias)
+        sinks = None if self.sinks is None else fn(self.sinks)
+        mask = self.mask
+        if mask is not None:
+            mask = map_leaves(mask, lambda _, __, x: x if isinstance(x, int) else fn(x))
+        drop = None if self.dropout is None else self.dropout.map_arrays(fn)
+        return self._replace(mask=mask, bias=bias, sinks=sinks, dropout=drop)
 
 
 class Options(NamedTuple):
@@ -221,8 +236,11 @@ def prepare(
     mask = None if mask is None else _check_masks.check_positions(mask, dims)
     bias = _checks.check_bias(lane, options.bias, q, dtype, dims)
     sinks = _checks.check_sinks(lane, options.sinks, dtype, dims)
+    drop = _checks.check_dropout(lane, options.dropout)
     if gradient is None and lane.wants_gradient(q, k, v, options.bias, options.sinks):
         gradient = "framework"
+    given = () if mask is None else [x for _, _, x in leaves(mask) if not isinstance(x, int)]
+    given = (*given, *(() if drop is None else drop.arrays))
     cls = CallClass(
         framework=lane.name,
         device=lane.device(q),
@@ -237,16 +255,16 @@ def prepare(
         softcap=softcap is not None,
         bias=None if bias is None else (lane.dtype_name(bias), tuple(n != 1 for n in bias.shape)),
         sinks=None if sinks is None else lane.dtype_name(sinks),
-        dropout=options.dropout is not None,
+        dropout=drop is not None,
         need_lse=bool(options.return_lse) or gradient == "vjp",
         assume_finite=bool(options.assume_finite),
         gradient=gradient,
-        traced=any(lane.traced(x) for x in (q, k, v, bias, sinks) if x is not None),
+        traced=any(lane.traced(x) for x in (q, k, v, bias, sinks, *given) if x is not None),
     )
     xp = lane.xp
     call = Call(
         cls, dims.B, dims.Hq, dims.Hk, dims.Lq, dims.Lk, dims.D, dims.Dv,
-        1.0 / math.sqrt(dims.D) if scale is None else scale, softcap, mask, bias, sinks,
+        1.0 / math.sqrt(dims.D) if scale is None else scale, softcap, mask, bias, sinks, drop,
     )  # fmt: skip
     return Prepared(dims.inward(xp, q), dims.inward(xp, k), dims.inward(xp, v), call, dims)
 

@@ -7,6 +7,7 @@ checked and made canonical by itself, and positions have a meaning only in the w
 from __future__ import annotations
 
 import math
+import operator
 from typing import TYPE_CHECKING, Any
 
 from attnx import masks
@@ -117,17 +118,19 @@ def _counts(lane: Lane, name: str, leaf: Any, q: Any, length: int, dims: Dims) -
             raise ArgumentError(f"{name}: expected at most {what}={length}, got {leaf}")
         return leaf
     leaf = _integers(lane, name, leaf, q)
-    if tuple(leaf.shape) not in (dims.batch, ()):
+    # Number by number: a compiler decides, and guards, what may be a symbol.
+    shape = tuple(leaf.shape)
+    if shape and (len(shape) != len(dims.batch) or any(map(operator.ne, shape, dims.batch))):
         raise ArgumentError(
-            f"{name}: expected an integer or integers of shape *B = {dims.batch}, "
-            f"got shape {tuple(leaf.shape)}"
+            f"{name}: expected an integer or integers of shape *B = {dims.batch}, got shape {shape}"
         )
     xp = lane.xp
-    if leaf.shape == ():
+    if shape == ():
         leaf = xp.broadcast_to(leaf, dims.batch)
     leaf = xp.reshape(leaf, (dims.B,))
     if not lane.readable(leaf):
-        return xp.clip(leaf, 0, length)
+        # Not by `clip`, which looks at a bound's value in some namespaces; here it may be a symbol.
+        return xp.minimum(xp.maximum(leaf, xp.zeros_like(leaf)), xp.full_like(leaf, length))
     if dims.B:
         low, high = lane.extremes(leaf)
         if low < 0 or high > length:

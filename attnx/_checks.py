@@ -12,6 +12,7 @@ import numbers
 from typing import TYPE_CHECKING, Any
 
 from attnx import masks
+from attnx._dropout import AXES, Drop, Dropout
 from attnx._mask_base import is_scalar
 from attnx.errors import ArgumentError, ArgumentTypeError
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FLOAT32_MAX",
     "check_bias",
+    "check_dropout",
     "check_dtypes",
     "check_flags",
     "check_frameworks",
@@ -34,7 +36,7 @@ __all__ = [
 
 FLOAT32_MAX = 3.4028234663852886e38
 FLOATING = ("float16", "bfloat16", "float32", "float64")
-AXES = {
+SHAPES = {
     "bhsd": {"q": "(*B, Hq, Lq, D)", "k": "(*B, Hk, Lk, D)", "v": "(*B, Hk, Lk, Dv)"},
     "bshd": {"q": "(*B, Lq, Hq, D)", "k": "(*B, Lk, Hk, D)", "v": "(*B, Lk, Hk, Dv)"},
 }
@@ -83,7 +85,7 @@ def _type_name(array: Any) -> str:
 
 def check_shapes(q: Any, k: Any, v: Any, layout: Any) -> tuple[Any, ...]:
     """The fields of `Dims`, from three shapes that belong together (S1.1 to S1.3)."""
-    if not isinstance(layout, str) or layout not in AXES:
+    if not isinstance(layout, str) or layout not in SHAPES:
         raise ArgumentError(f"layout: expected 'bhsd' or 'bshd', got {layout!r}")
     shapes = {"q": tuple(q.shape), "k": tuple(k.shape), "v": tuple(v.shape)}
     rank = len(shapes["q"])
@@ -91,7 +93,7 @@ def check_shapes(q: Any, k: Any, v: Any, layout: Any) -> tuple[Any, ...]:
         if len(shape) < 2 or len(shape) != rank:
             beside = "" if name == "q" else f" beside q {shapes['q']}"
             raise ArgumentError(
-                f"{name}: expected {AXES[layout][name]} with as many axes as q, at least 2, "
+                f"{name}: expected {SHAPES[layout][name]} with as many axes as q, at least 2, "
                 f"got shape {shape}{beside}"
             )
     batch: tuple[int, ...] = shapes["q"][:-3]
@@ -108,7 +110,7 @@ def check_shapes(q: Any, k: Any, v: Any, layout: Any) -> tuple[Any, ...]:
     if D < 1 or Dv < 1:
         name = "q" if D < 1 else "v"
         raise ArgumentError(
-            f"{name}: expected {AXES[layout][name]} with a head size >= 1, got {shapes[name]}"
+            f"{name}: expected {SHAPES[layout][name]} with a head size >= 1, got {shapes[name]}"
         )
     if Hk < 1 or Hq < 1 or Hq % Hk:
         raise ArgumentError(
@@ -131,7 +133,7 @@ def _equal(
 ) -> None:
     if expected != got:
         raise ArgumentError(
-            f"{name}: expected {AXES[layout][name]} with the {what}, {expected}, got {got} "
+            f"{name}: expected {SHAPES[layout][name]} with the {what}, {expected}, got {got} "
             f"in {shapes[name]} (q is {shapes['q']}, k is {shapes['k']}, layout {layout!r})"
         )
 
@@ -282,3 +284,26 @@ def check_sinks(lane: Lane, sinks: Any, dtype: str, dims: Dims) -> Any:
             f"got {tuple(sinks.shape)}"
         )
     return sinks
+
+
+def check_dropout(lane: Lane, dropout: Any) -> Drop | None:
+    """What a backend needs of it (S9); None where nothing is dropped.
+
+    Its own values were checked when it was made; that its arrays are of q's framework, here.
+    """
+    if dropout is None:
+        return None
+    if not isinstance(dropout, Dropout):
+        raise ArgumentTypeError(
+            f"dropout: expected attnx.Dropout(p, seed), got {type(dropout).__name__}; a seed says "
+            "which elements are dropped"
+        )
+    for name, array in (("seed", dropout.seed), *zip(AXES, dropout.offset, strict=True)):
+        if not isinstance(array, int) and not lane.owns(array):
+            what = name if name == "seed" else f"the offset of {name}"
+            raise ArgumentTypeError(
+                f"dropout: expected {what} as an integer or an array of q's framework, "
+                f"{lane.name}, got {_type_name(array)}"
+            )
+    threshold = dropout.threshold
+    return Drop(threshold, dropout.seed, dropout.offset) if threshold else None

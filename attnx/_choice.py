@@ -62,6 +62,7 @@ NOBODY = Choice(None, "the arrays' own framework")
 class _Process:
     """The process-wide default, an attribute so that reading it is cheap."""
 
+    key: str = ""
     default: Choice = (
         NOBODY
         if SETTINGS.backend is None
@@ -73,7 +74,20 @@ on_default: list[Callable[[], None]] = []
 """Called when the process-wide default has changed: plans that were made for it are out of date."""
 
 context: ContextVar[Choice | None] = ContextVar("attnx_backend", default=None)
+asked: ContextVar[str | None] = ContextVar("attnx_asked", default=None)
+"""The same as text, which a compiler can guard its programs by."""
+
 process = _Process()
+
+
+def key_of(choice: Choice) -> str:
+    """A choice as text; a backend object by `@` and its name."""
+    items = choice.backends or ()
+    names = ",".join([x if isinstance(x, str) else f"@{x.name}" for x in items])
+    return f"{names};{choice.fallback};{'transfer' if choice.transfer else 'stay'}"
+
+
+process.key = key_of(process.default)
 
 
 def _current() -> tuple[Choice | None, Choice]:
@@ -119,7 +133,7 @@ class use_backend:
         (1, 2, 3, 4)
     """
 
-    __slots__ = ("_choice", "_tokens")
+    __slots__ = ("_choice", "_key", "_tokens")
 
     def __init__(
         self,
@@ -132,13 +146,11 @@ class use_backend:
             raise ArgumentError(f"fallback: expected 'raise', 'warn' or 'allow', got {fallback!r}")
         names = normalize(backend, "use_backend")
         self._choice = Choice(names, "use_backend", fallback, bool(transfer))
-        self._tokens: list[tuple[Any, Choice | None]] = []
+        self._key = key_of(self._choice)
+        self._tokens: list[tuple[Any, Any]] = []
 
     def __enter__(self) -> use_backend:
-        _install.look()
-        before = context.get()
-        self._tokens.append((context.set(self._choice), before))
-        _install.tell()
+        _entered(self)
         return self
 
     def __exit__(
@@ -147,19 +159,32 @@ class use_backend:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._leave()
-        _install.tell()
+        _left(self)
 
-    def _leave(self) -> None:
-        # One object may be entered several times, by several threads: each leaves its own entry.
-        for entry in self._tokens[::-1]:
-            try:
-                context.reset(entry[0])
-            except ValueError:
-                continue
-            self._tokens.remove(entry)
-            return
-        context.set(self._tokens.pop()[1])  # left in another Context, as asynchronous fixtures do
+
+def _entered(block: use_backend) -> None:
+    """Make the block's choice that of this thread or task."""
+    before = context.get(), asked.get()
+    block._tokens.append(((context.set(block._choice), asked.set(block._key)), before))
+    _install.tell()
+
+
+def _left(block: use_backend) -> None:
+    """Go back to the choice before the block."""
+    # One object may be entered several times, by several threads: each leaves its own entry.
+    for entry in block._tokens[::-1]:
+        try:
+            context.reset(entry[0][0])
+            asked.reset(entry[0][1])
+        except ValueError:
+            continue
+        block._tokens.remove(entry)
+        break
+    else:  # left in another Context, as asynchronous fixtures do
+        before = block._tokens.pop()[1]
+        context.set(before[0])
+        asked.set(before[1])
+    _install.tell()
 
 
 def set_default_backend(backend: str | Backend | Sequence[str | Backend] | None) -> None:
@@ -176,6 +201,7 @@ def set_default_backend(backend: str | Backend | Sequence[str | Backend] | None)
     """
     names = normalize(backend, "set_default_backend")
     process.default = _Process.default if names is None else Choice(names, "set_default_backend")
+    process.key = key_of(process.default)
     for forget in on_default:
         forget()
     _install.tell()

@@ -114,14 +114,12 @@ class Plan:
         self.backend = impl.name
         self.route = explanation.route
         self.reasons = {c.name: c.reasons for c in explanation.candidates if c.reasons}
-        self.apply = self._way_to(impl.apply if exchange is None else impl.forward)
+        self.apply = self._told(impl.apply if exchange is None else exchange.attend(cls))
         native = exchange is None and not warning
         self.direct = impl.direct(cls) if native else None
 
-    def _way_to(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """A method of the backend, with the exchange around it and a fallback told of."""
-        if self._exchange is not None:
-            run = self._exchange.around(run)
+    def _told(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, which tells of a fallback."""
         if not self._warning:
             return run
 
@@ -133,7 +131,9 @@ class Plan:
 
     def forward(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
         """The answer (out, lse), constant to the framework's differentiation."""
-        out: tuple[Any, Any] = self._way_to(self.impl.forward)(q, k, v, call)
+        run: Callable[..., Any] = self.impl.forward
+        run = run if self._exchange is None else self._exchange.around(run)
+        out: tuple[Any, Any] = self._told(run)(q, k, v, call)
         return out
 
     def backward(self, arrays: Sequence[Any], call: Call) -> Gradients:
@@ -145,7 +145,8 @@ class Plan:
 
     def weights(self, q: Any, k: Any, call: Call) -> Any:
         """P of S2.5."""
-        return self._way_to(self.impl.weights)(q, k, call)
+        run = self.impl.weights if self._exchange is None else self._exchange.weights(self.cls)
+        return self._told(run)(q, k, call)
 
 
 def lane_of(q: Any, name: str = "q") -> Lane:
@@ -178,19 +179,16 @@ def _examine(item: Any, cls: CallClass, choice: Choice) -> tuple[Backend | None,
 
 
 def _ask(backend: Backend, cls: CallClass) -> tuple[Reason, ...]:
-    local = cls._replace(device=_interop.device_of(backend, cls))
-    reasons = tuple(backend.reasons(local))
+    reasons = tuple(backend.reasons(_interop.local(backend, cls)))
     for reason in reasons:
         if not isinstance(reason, Reason):
             raise TypeError(f"reasons() gave {type(reason).__name__}, not Reason")
-    if cls.dropout and not any(reason.option == "dropout" for reason in reasons):
-        reasons += (Reason("dropout", "given", "none", "this version of attnx has none (S9)"),)
     return reasons
 
 
 def _route(backend: Backend, cls: CallClass) -> str:
     exchange = _interop.describe(backend, cls)
-    route = backend.route(cls)
+    route = backend.route(_interop.local(backend, cls))
     return f"{route}; {exchange}" if exchange else route
 
 
@@ -249,7 +247,7 @@ def make_plan(choice: Choice, cls: CallClass) -> Plan:
             warning = f"{backend.name} computes, because {why}"
     if backend is None:
         raise _refusal(explanation, choice, cls)
-    plan = Plan(backend, cls, explanation, _interop.exchange(backend, cls, registry), warning)
+    plan = Plan(backend, cls, explanation, _interop.exchange(backend, cls), warning)
     for _ in _each("attnx_planned", plan=plan, explanation=explanation):
         pass
     return plan
@@ -281,7 +279,7 @@ def _decide(
     explanation = Explanation(
         choice=None if chosen is None else chosen.name,
         why=choice.source,
-        route=None if chosen is None else chosen.route(cls),
+        route=None if chosen is None else chosen.route(_interop.local(chosen, cls)),
         exchange=None if chosen is None else _interop.describe(chosen, cls),
         candidates=tuple(seen.values()),
         call=cls,

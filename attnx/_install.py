@@ -1,23 +1,31 @@
 """Making a lane in time, and telling it of a changed choice.
 
-A mask may reach `jax.jit` as an argument before any call of attention was made, and a chosen
-backend must be part of that jit's key. So a lane is made as soon as its framework is there: at
-`import attnx`, else at the first mask, `use_backend` or call. This module stands at the bottom of
-the core, where masks can reach it; the registry and the choice fill it in.
+A mask may reach `jax.jit` as an argument before any call of attention was made, a chosen backend
+must be part of that jit's key, and a compiler that reads Python must know what to read before it
+meets the first call. So a lane is made as soon as its framework is imported, before or after attnx:
+a finder at the head of `sys.meta_path` waits for these few modules and takes itself away with the
+last of them. This module stands at the bottom of the core; the registry, the choice and the traced
+calls fill it in.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
-__all__ = ["followers", "look", "tell", "waiting"]
+__all__ = ["arrivals", "followers", "look", "tell", "waiting"]
 
-waiting: list[str] = ["jax"]
-"""Frameworks that want their lane early, and have not been seen in this process yet."""
+waiting: dict[str, str] = {"jax": "jax", "torch._dynamo": "torch"}
+"""Modules that want a lane early and have not been imported in this process yet, and whose lane."""
+
+arrivals: dict[str, Callable[[str], None]] = {}
+"""By module: what is to be done with the lane's framework beyond making the lane."""
 
 followers: dict[str, Callable[[Any, Any], None]] = {}
 """By framework: `follow(choice of this thread or task, or None; the process's default)`."""
@@ -37,11 +45,53 @@ current: Callable[[], tuple[Any, Any]] = _nobody
 
 
 def look() -> None:
-    """Make the lanes of frameworks that have been imported since the last look."""
-    for framework in tuple(waiting):
-        if framework in sys.modules:
-            waiting.remove(framework)
-            install(framework)
+    """Make the lanes of what is imported already, and wait for the rest."""
+    for module in tuple(waiting):
+        if module in sys.modules:
+            _arrived(module)
+    if waiting:
+        sys.meta_path.insert(0, _Finder())
+
+
+def _arrived(module: str) -> None:
+    framework = waiting.pop(module)
+    install(framework)
+    then = arrivals.get(module)
+    if then is not None:
+        then(framework)
+
+
+class _Finder:
+    """Finds nothing by itself: it lets the others find, and is told when the module has run."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module's spec as the other finders have it, with a loader that tells."""
+        if name not in waiting:
+            return None
+        others = [f for f in sys.meta_path if f is not self]
+        found = (f.find_spec(name, path, target) for f in others)
+        spec = next((s for s in found if s is not None), None)
+        if spec is not None and spec.loader is not None:
+            self._listen(spec.loader, name)
+        return spec
+
+    def _listen(self, loader: Any, name: str) -> None:
+        run = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            run(module)
+            try:
+                if name in waiting:
+                    _arrived(name)
+            except Exception as error:  # the import of a framework is not ours to break
+                warnings.warn(f"attnx: after {name} was imported: {error!r}", stacklevel=2)
+            if not waiting and self in sys.meta_path:
+                sys.meta_path.remove(self)
+
+        loader.exec_module = exec_module
 
 
 def tell() -> None:

@@ -28,13 +28,21 @@ class Lane:
         refused_types: subclasses of those with another meaning (`np.ma.MaskedArray`), each refused.
         vjp: `vjp(fn, inputs, cotangents) -> (outputs, gradients)` by the framework's own
             differentiation, or None where it has none.
+        bridge: `bridge(forward, backward, name, lacking) -> apply(q, k, v, call)`: the framework's
+            differentiation and transforms around another framework's backend, or None where there
+            are none. `forward` and `backward` have the signatures of a backend's and take and give
+            concrete arrays; `lacking` holds the reasons why the backend has no gradient here.
+        host: the framework whose arrays a bridge's functions take under a transform, where they are
+            not this framework's own: those of a callback that the compiled program makes, say.
     """
 
     name: ClassVar[str]
+    host: ClassVar[str | None] = None
     xp: Any
     array_types: tuple[type, ...] = ()
     refused_types: tuple[type, ...] = ()
     vjp: Callable[[Callable[..., Any], Sequence[Any], Sequence[Any]], tuple[Any, Any]] | None = None
+    bridge: Callable[..., Callable[..., Any]] | None = None
 
     def owns(self, value: Any) -> bool:
         """Whether a value is an array of this framework, a tracer included."""
@@ -138,6 +146,35 @@ class Lane:
 
         A framework with a cache of compiled programs makes it part of their key.
         """
+
+    def read_instead(self, original: Callable[..., Any], traced: Callable[..., Any]) -> None:
+        """Have the framework's compiler read `traced` wherever it meets a call of `original`."""
+
+    def compile_with(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
+        """Learn what an operation that the compiler does not look into computes with.
+
+        Args:
+            forward: `forward(choice, q, k, v, call)` gives out and lse by the chosen backend.
+            backward: `backward(choice, arrays, call)` gives the gradients for the seven arrays of
+                `Backend.backward`.
+        """
+
+    def compiled(self, choice: str, backend: str, q: Any, k: Any, v: Any, call: Any) -> Any:
+        """out and lse inside a program that the framework compiles.
+
+        Args:
+            choice: who was asked, for `forward` and `backward` of `compile_with`.
+            backend: the name of the backend that was chosen.
+            q: (B, Hq, Lq, D), like k and v as a backend gets it.
+            k: (B, Hk, Lk, D).
+            v: (B, Hk, Lk, Dv).
+            call: the call.
+        """
+        raise NotImplementedError
+
+    def compiling(self, array: Any) -> bool:
+        """Whether a compiler records what is done, with sizes that may stand for any number."""
+        return False
 
     def wait(self, *arrays: Any) -> None:
         """Return only when the arrays are computed (asynchronous frameworks)."""

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnx._call import Call, CallClass
 from attnx._contract import MASK_KINDS, Backend, Capabilities, Gradients, Reason, mask_kinds
+from attnx._dropout import Dropout
 from attnx._lane import Lane
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ __all__ = [
     "Call",
     "CallClass",
     "Capabilities",
+    "Dropout",
     "Gradients",
     "Lane",
     "Reason",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from attnx._dropout import KEY_STEPS, LANES, MULTIPLIERS, ROUNDS, Drop, kept
 from attnx._visibility import (
     Blocks,
     Grid,
@@ -27,9 +28,15 @@ if TYPE_CHECKING:
 __all__ = [
     "EMPTY",
     "FULL",
+    "KEY_STEPS",
+    "LANES",
+    "MULTIPLIERS",
     "PARTIAL",
+    "ROUNDS",
+    "Drop",
     "Grid",
     "Tile",
+    "kept",
     "position_offset",
     "stationary",
     "tile_classes",

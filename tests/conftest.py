@@ -168,6 +168,21 @@ def marked(plug: Callable[..., None]) -> Callable[..., Marked]:
     return marked
 
 
+@pytest.fixture
+def no_dropout(monkeypatch: pytest.MonkeyPatch) -> Iterator[attnx.Dropout]:
+    """A dropout that no backend declares while the test runs."""
+    for info in attnx.backends():
+        if info.status == "available":
+            backend = attnx.get_backend(info.name)
+            lacking = backend.capabilities._replace(dropout=False)
+            monkeypatch.setattr(backend, "capabilities", lacking)
+    for forget in registry.on_change:
+        forget()
+    yield attnx.Dropout(0.1, 0)
+    for forget in registry.on_change:
+        forget()
+
+
 class LoopLane(plugin.Lane):
     """array-api-strict as a framework of its own, with devices that a test may pretend."""
 

@@ -161,7 +161,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "wide sinks": ({"dtype": "float64"}, {"sinks": np.zeros(4, f64)}),
     "narrow sinks": ({"dtype": "float64"}, {"sinks": np.zeros(4, f32)}),
     "lse": ({}, {"return_lse": True}), "finite": ({}, {"assume_finite": True}),
-    "dropout": ({}, {"dropout": 0.1}),
+    "dropout": ({}, {"dropout": attnx.Dropout(0.1, 0)}),
 }  # fmt: skip
 
 

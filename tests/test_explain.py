@@ -51,7 +51,9 @@ def test_why_names_who_asked(marked: Marked) -> None:
     attnx.set_default_backend(None)
 
 
-def test_a_call_that_nobody_can_do_is_shown_and_not_raised(marked: Marked) -> None:
+def test_a_call_that_nobody_can_do_is_shown_and_not_raised(
+    marked: Marked, no_dropout: attnx.Dropout
+) -> None:
     marked("cannot", 2.0, (NO,))
     said = attnx.explain(x, x, x, backend="cannot")
     assert (said.choice, said.route, said.exchange) == (None, None, None)
@@ -59,7 +61,7 @@ def test_a_call_that_nobody_can_do_is_shown_and_not_raised(marked: Marked) -> No
     assert next(iter(rows)) == "cannot"
     assert rows["cannot"] == (False, (NO,), "")
     assert rows["numpy"][1] == ()
-    dropped = attnx.explain(x, x, x, dropout=0.1)
+    dropped = attnx.explain(x, x, x, dropout=no_dropout)
     assert dropped.choice is None
     assert {reason.option for _, reasons, _ in table(dropped).values() for reason in reasons} >= {
         "dropout"

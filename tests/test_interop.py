@@ -208,14 +208,14 @@ def test_a_backend_without_a_device_is_refused_with_that_reason(
 
 
 def test_a_recorded_gradient_is_never_detached_silently(there: Any, make: Make) -> None:
-    """A gradient does not flow through another framework yet: it refuses, and says what to do."""
+    """A lane without a bridge refuses, and says what to do."""
     there.lane.wants_gradient = lambda *arrays: any(a is not None for a in arrays)
     moved = [strict.asarray(array) for array in make()]
     with pytest.raises(UnsupportedError) as caught:
         attnx.attention(*moved, backend="numpy")
     assert str(caught.value.reasons[0]) == (
-        "gradient=recorded by loop (has attention_vjp through numpy); a gradient does not flow "
-        "through another framework yet: use attention_vjp, or detach q, k, v, bias and sinks"
+        "gradient=recorded by loop (has attention_vjp through numpy); the lane of loop carries no "
+        "gradient to another framework: use attention_vjp, or detach q, k, v, bias and sinks"
     )
     assert caught.value.alternatives[:1] == ("loop",)
     assert type(attnx.attention(*moved)) is Loop

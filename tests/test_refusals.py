@@ -69,22 +69,15 @@ def test_a_sequence_that_cannot_names_everyones_reasons(marked: Marked) -> None:
     assert "backend 'b' cannot do this call: dtype=float32 (has float64)" in str(caught.value)
 
 
-def test_a_call_that_nobody_can_do_says_so() -> None:
-    """Dropout (S9) comes later; until then it is refused and never dropped silently."""
+def test_a_call_that_nobody_can_do_says_so(no_dropout: attnx.Dropout) -> None:
+    """What no backend declares is refused, with nobody to turn to."""
     for call in (attnx.attention, attnx.attention_vjp, attnx.plan):
         with pytest.raises(UnsupportedError) as caught:
-            call(x, x, x, dropout=0.1)
+            call(x, x, x, dropout=no_dropout)
         assert caught.value.backend == "numpy"
         assert caught.value.alternatives == ()
         assert [reason.option for reason in caught.value.reasons] == ["dropout"]
         assert "; no installed backend could" in str(caught.value)
-
-
-def test_a_plugin_cannot_claim_a_dropout_that_it_never_gets(marked: Marked) -> None:
-    backend = marked("claims", 2.0, dropout=True)
-    with pytest.raises(UnsupportedError, match="dropout=given \\(has none\\)"):
-        attnx.attention(x, x, x, dropout=0.1, backend="claims")
-    assert backend.calls == []
 
 
 @pytest.mark.parametrize(
@@ -196,10 +189,12 @@ def test_a_fallback_reaches_backends_that_are_not_here(plug: Plug) -> None:
         assert who() == 1.0
 
 
-def test_no_fallback_when_the_arrays_own_framework_cannot_either(marked: Marked) -> None:
+def test_no_fallback_when_the_arrays_own_framework_cannot_either(
+    marked: Marked, no_dropout: attnx.Dropout
+) -> None:
     marked("cannot", 2.0, (NO,))
     with (
         attnx.use_backend("cannot", fallback="allow"),
         pytest.raises(UnsupportedError, match="backend 'cannot' cannot do this call"),
     ):
-        who(dropout=0.1)
+        who(dropout=no_dropout)

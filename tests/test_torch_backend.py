@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import attnx
 from attnx._call import Options, prepare
-from attnx.errors import UnsupportedError
 from attnx.masks import Lengths, Segments, Starts, Window
 from attnx_conformance import bounds, judge, reference
 from attnx_conformance.cases import CASES, Case
@@ -410,56 +408,3 @@ def test_checkpointing_and_offloading(options: dict[str, Any]) -> None:
 
 
 # What it refuses ---------------------------------------------------------------------------------
-
-# PyTorch's own decompositions for forward AD are scripted when they are first imported.
-scripted = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
-HIGHER: dict[str, Callable[[Any, Any, Any], Any]] = {
-    "grad": lambda q, k, v: torch.func.grad(lambda x: attnx.attention(x, k, v).sum())(q),
-    "vmap": lambda q, k, v: torch.func.vmap(lambda x: attnx.attention(x, x, x))(k),
-    "vmap-mask": lambda q, k, v: torch.func.vmap(lambda m: attnx.attention(q, k, v, mask=m))(
-        torch.ones(3, 9, 9, dtype=torch.bool)
-    ),
-    "jvp": lambda q, k, v: torch.func.jvp(lambda x: attnx.attention(x, k, v), (q,), (q,)),
-    "jacrev": lambda q, k, v: torch.func.jacrev(lambda x: attnx.attention(x, k, v))(q),
-    "hessian": lambda q, k, v: torch.autograd.functional.hessian(
-        lambda x: attnx.attention(x, k, v).sum(), q
-    ),
-    "batched-backward": lambda q, k, v: torch.autograd.functional.jacobian(
-        lambda x: attnx.attention(x, k, v), q, vectorize=True
-    ),
-}
-
-
-@scripted
-@pytest.mark.parametrize("name", HIGHER)
-def test_transforms_refuse(name: str) -> None:
-    """S6.5: never a wrong number, and never a silent detach."""
-    with pytest.raises(UnsupportedError, match="backend 'torch' cannot do this call"):
-        HIGHER[name](*inputs())
-
-
-@scripted
-@pytest.mark.parametrize("which", ["q", "v", "bias", "sinks"])
-def test_dual_numbers_refuse(which: str) -> None:
-    q, k, v = inputs()
-    given = {"q": q, "k": k, "v": v, "bias": torch.zeros(9, 9), "sinks": torch.zeros(4)}
-    with forward_ad.dual_level():
-        plain = attnx.attention(**given)
-        dual = {**given, which: forward_ad.make_dual(given[which], torch.ones_like(given[which]))}
-        with pytest.raises(UnsupportedError, match="forward AD"):
-            attnx.attention(**dual)
-    assert torch.equal(plain, attnx.attention(**given))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"causal": True}, {"softcap": 2.0}, {"sinks": torch.ones(4)}],
-    ids=["plain", "causal", "softcap", "sinks"],
-)
-def test_a_second_derivative_refuses(options: dict[str, Any]) -> None:
-    q, k, v = leaves(*inputs())
-    (grad,) = torch.autograd.grad(attnx.attention(q, k, v, **options).sum(), q, create_graph=True)
-    assert grad.requires_grad
-    with pytest.raises(UnsupportedError, match=r"gradient=of a gradient \(has first order\)"):
-        grad.sum().backward()

@@ -18,7 +18,6 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 
 import attnx
 from attnx.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from attnx.plugin import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,8 +47,9 @@ def scaled_dot_product_attention(
         attn_mask: boolean, True = takes part, or floating (of query's dtype or float32), added to
             the scores; broadcasts to `(*N, Hq, L, S)`. A `CausalBias` of
             `torch.nn.attention.bias` is a mask, too.
-        dropout_p: the probability with which a weight is dropped, always active: 0.0, or 1.0 for
-            all of them. In between it is refused: this version has no dropout yet.
+        dropout_p: the probability with which a weight is dropped, always active. The seed is drawn
+            from PyTorch's default generator of query's device, so `torch.manual_seed` repeats it;
+            which weights it drops is attnx's (S9), the same ones on every backend.
         is_causal: query i sees the keys j <= i, also where L != S.
         scale: by default 1/sqrt(E).
         enable_gqa: H may divide Hq; consecutive query heads share a key/value head.
@@ -181,11 +181,11 @@ def _alignment(bias: CausalBias, full: tuple[int, ...]) -> str:
 
 
 def _with_dropout(q: Tensor, k: Tensor, v: Tensor, p: float, options: dict[str, Any]) -> Tensor:
-    """All weights dropped, or a refusal: there is no dropout in between yet (S9)."""
+    """Dropped by attnx's elements (S9), from a seed that never leaves the device."""
     if not 0.0 <= p <= 1.0:
         raise ArgumentError(f"dropout_p: expected a probability within [0, 1], got {p}")
     if p == 1.0:  # S9 has p < 1; here everything is dropped, and each gradient is 0
         out = attnx.attention(q, k, v, **options)
         return cast("Tensor", out.masked_fill(torch.ones_like(out, dtype=torch.bool), 0.0))
-    reason = Reason("dropout_p", str(p), "0.0 or 1.0", "this version of attnx has no dropout (S9)")
-    raise UnsupportedError(f"dropout_p: {reason}", reasons=(reason,))
+    words = torch.randint(2**32, (2,), device=q.device).to(torch.uint32)
+    return cast("Tensor", attnx.attention(q, k, v, dropout=attnx.Dropout(p, words), **options))

@@ -46,6 +46,7 @@ class CupyBackend(ArrayBackend):
                 dtypes=frozenset({"float16", "bfloat16", "float32", "float64"}),
                 devices=frozenset({"cuda"}),
                 native_masks=MASK_KINDS - {"dense", "predicate"},
+                dropout=True,
             ),
         )
         self.kernels = kernels or Kernels(lane.xp)

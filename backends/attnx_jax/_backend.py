@@ -15,7 +15,7 @@ import jax
 
 from attnx.errors import UnsupportedError
 from attnx.plugin import MASK_KINDS, Backend, Capabilities, Gradients, Reason
-from attnx_jax import _backward, _forward
+from attnx_jax import _backward, _dropout, _forward
 from attnx_jax._lane import LANE, X64, x64_enabled
 from attnx_jax._scores import Operands
 
@@ -61,7 +61,7 @@ def _attend_forward(careful: bool, q: Any, k: Any, v: Any, x: Operands) -> tuple
 
 def _attend_backward(careful: bool, kept: Any, cotangents: tuple[Any, Any]) -> tuple[Any, ...]:
     made = _backward_kernel(careful, *kept, *cotangents)
-    return made.q, made.k, made.v, Operands(made.bias, made.sinks, None, None, None)
+    return made.q, made.k, made.v, Operands(made.bias, made.sinks, None, None, None, None)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
@@ -79,6 +79,7 @@ class JaxBackend(Backend):
             dtypes=frozenset({"float16", "bfloat16", "float32", "float64"}),
             devices=frozenset(kinds | {"cpu"}),
             native_masks=MASK_KINDS - {"dense", "predicate"},
+            dropout=True,
             vmap=True,
             compile=True,
         )
@@ -138,4 +139,6 @@ def _static(call: Call) -> tuple[bool]:
 
 
 def _operands(call: Call) -> Operands:
-    return Operands(call.bias, call.sinks, call.mask, call.scale, call.softcap)
+    return Operands(
+        call.bias, call.sinks, call.mask, call.scale, call.softcap, _dropout.operands(call)
+    )

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from attnx.plugin import Gradients
+from attnx_jax._dropout import kept
 from attnx_jax._forward import walk
 from attnx_jax._scores import Operands, accumulator, all_finite, dot, mix, scores, some
 from attnx_jax._tiles import Tiles, add_at, repeat, sizes
@@ -185,17 +186,22 @@ def _tile(
     made = scores(t, q, k, x, place, masked)
     below = made.s - rows.column(rows.shift, *at)
     p = jnp.exp(below if rows.rest is None else below - rows.column(rows.rest, *at))
-    ds = p * (dot(d_out, v, (3, 3)).reshape(p.shape) - rows.column(rows.flow, *at))
+    dp, dropped = dot(d_out, v, (3, 3)).reshape(p.shape), p
+    if x.dropout is not None:
+        keep = kept(x.dropout, t, place)
+        dp = jnp.where(keep, dp * x.dropout.scale, 0.0)
+        dropped = jnp.where(keep, p * x.dropout.scale, 0.0)
+    ds = p * (dp - rows.column(rows.flow, *at))
     if made.shown is not None:
-        p, ds = jnp.where(made.shown, p, 0.0), jnp.where(made.shown, ds, 0.0)
+        dropped, ds = jnp.where(made.shown, dropped, 0.0), jnp.where(made.shown, ds, 0.0)
     raw = ds if made.slope is None else ds * made.slope
     if made.slope is not None and made.shown is not None:
         raw = jnp.where(made.shown, raw, 0.0)
     folded = (s.bc, s.hc, s.g * s.bq, s.bk)
     shown = jnp.broadcast_to(made.shown, p.shape).reshape(folded) if exact else None
-    p, raw = p.reshape(folded), raw.reshape(folded)
+    dropped, raw = dropped.reshape(folded), raw.reshape(folded)
     dk, dv = sums
-    sums = (dk + mix(raw, q_t, shown, down=True), dv + mix(p, d_out_t, shown, down=True))
+    sums = (dk + mix(raw, q_t, shown, down=True), dv + mix(dropped, d_out_t, shown, down=True))
     dq = mix(raw, k, shown).reshape(s.bc, s.hc * s.g, s.bq, s.D)
     dbias = None
     if x.bias is not None:

@@ -13,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from attnx_jax._dropout import kept
 from attnx_jax._scores import Operands, accumulator, all_finite, mix, scores
 from attnx_jax._tiles import Tiles, repeat, sizes
 
@@ -78,6 +79,8 @@ def _query_block(
         met = jnp.ones(shape, bool) if made.shown is None else _any(made.shown, shape)
         share = jnp.sum(p, axis=-1, keepdims=True)
         shown = jnp.broadcast_to(made.shown, p.shape).reshape(*folded, s.bk) if exact else None
+        if x.dropout is not None:
+            p = jnp.where(kept(x.dropout, t, (c, i, j)), p, 0.0)
         product = mix(p.reshape(*folded, s.bk), values, shown)
         if m is None:
             return (new, share, met, product), None
@@ -97,6 +100,7 @@ def _query_block(
     m, total, seen, out = start
     answered = seen if x.sinks is None else jnp.ones_like(seen)
     total = jnp.where(answered, total, 1.0)
+    out = out if x.dropout is None else out * x.dropout.scale
     out = jnp.where(seen, out.reshape(*shape[:3], v.shape[3]) / total, 0.0)
     return out.astype(q.dtype), m, jnp.log(total)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from attnx.errors import ArgumentError, UnsupportedError
 from attnx.plugin import Lane, Reason
-from attnx_jax._pytrees import register_masks
+from attnx_jax._pytrees import register_trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,11 +41,12 @@ class JaxLane(Lane):
     """`jax.Array` and tracers; each thread's chosen backend is part of the jit cache's key."""
 
     name = "jax"
+    host = "numpy"
     xp = jnp
     array_types = (jax.Array, jax.core.Tracer)
 
     def __init__(self) -> None:
-        register_masks()
+        register_trees()
         self._choice = jax.make_user_context(None)
         self._local = threading.local()
         self._concrete = type(jnp.zeros(()))
@@ -159,6 +160,12 @@ class JaxLane(Lane):
         """JAX computes asynchronously."""
         jax.block_until_ready(arrays)
 
+    def bridge(self, *far: Any) -> Callable[..., Any]:
+        """`custom_vjp` and callbacks around another framework's backend; see `Lane.bridge`."""
+        from attnx_jax._bridge import bridge
+
+        return bridge(*far)
+
     def vjp(
         self, fn: Callable[..., Any], inputs: Sequence[Any], cotangents: Sequence[Any]
     ) -> tuple[Any, Any]:
@@ -193,7 +200,7 @@ def _narrowed(array: Any) -> Any:
         return array
     if array.dtype == np.float64:
         raise UnsupportedError(f"jax: {X64}", backend="jax", reasons=(X64,))
-    if array.dtype.kind in "iu":
+    if array.dtype.kind in "iu" and array.dtype != np.uint32:
         return _int32(array)
     return array
 

@@ -1,4 +1,4 @@
-"""Masks as JAX pytrees: arrays are leaves, everything else is structure.
+"""Masks and dropout as JAX pytrees: arrays are leaves, everything else is structure.
 
 So a mask can be an argument of `jax.jit`, a carry of `lax.scan`, or mapped by `vmap`. JAX rebuilds
 trees from tracers and placeholders, so unflattening never runs a mask's own checks. A list of
@@ -12,10 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attnx import masks
+from attnx.plugin import Dropout
 
-__all__ = ["register_masks"]
+__all__ = ["register_trees"]
 
 CLASSES: tuple[type[masks.Mask], ...] = (
     masks.And, masks.Or, masks.Not, masks.Causal, masks.Window, masks.Lengths, masks.Starts,
@@ -23,12 +25,13 @@ CLASSES: tuple[type[masks.Mask], ...] = (
 )  # fmt: skip
 
 
-def register_masks() -> None:
-    """Tell JAX of every mask class; done once, when the lane is made."""
+def register_trees() -> None:
+    """Tell JAX of every mask class and of `Dropout`; done once, when the lane is made."""
     for cls in CLASSES:
         jax.tree_util.register_pytree_with_keys(
             cls, _flatten_with_keys, partial(_unflatten, cls), _flatten
         )
+    jax.tree_util.register_pytree_node(Dropout, _flatten_dropout, _unflatten_dropout)
 
 
 def _flatten(mask: masks.Mask) -> tuple[tuple[Any, ...], tuple[Any, str]]:
@@ -48,3 +51,24 @@ def _unflatten(
     cls: type[masks.Mask], structure: tuple[tuple[Any, ...], str], children: Any
 ) -> masks.Mask:
     return masks.rebuild(cls, structure[0], tuple(children), structure[1])
+
+
+def _flatten_dropout(dropout: Dropout) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The seed is a leaf of two words, also where it is an integer: JAX's may have 32 bits."""
+    seed = dropout.seed
+    if isinstance(seed, int):
+        seed = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
+    arrays = tuple(x for x in dropout.offset if not isinstance(x, int))
+    fixed = tuple(x if isinstance(x, int) else None for x in dropout.offset)
+    return (seed, *arrays), (dropout.p, fixed)
+
+
+def _unflatten_dropout(structure: tuple[Any, ...], children: Any) -> Dropout:
+    (seed, *arrays), (p, fixed) = children, structure
+    left = iter(arrays)
+    dropout: Dropout = object.__new__(Dropout)
+    object.__setattr__(dropout, "p", p)
+    object.__setattr__(dropout, "seed", seed)
+    offset = tuple(next(left) if x is None else x for x in fixed)
+    object.__setattr__(dropout, "offset", offset)
+    return dropout

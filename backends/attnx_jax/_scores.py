@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from attnx_jax._dropout import Kept
 from attnx_jax._tiles import Tiles, cut
 
 __all__ = ["Operands", "Scores", "accumulator", "all_finite", "dot", "mix", "scores", "some"]
@@ -27,6 +28,7 @@ class Operands(NamedTuple):
     mask: Any
     scale: Any
     softcap: Any
+    dropout: Kept | None
 
 
 class Scores(NamedTuple):

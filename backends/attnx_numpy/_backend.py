@@ -26,6 +26,7 @@ class NumpyBackend(ArrayBackend):
             Capabilities(
                 dtypes=frozenset({"float16", "bfloat16", "float32", "float64"}),
                 native_masks=MASK_KINDS - {"dense", "predicate"},
+                dropout=True,
                 deterministic=True,
             ),
         )

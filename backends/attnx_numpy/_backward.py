@@ -164,6 +164,8 @@ class _Block:
         self.i0, self.dtype = i0, sums.dtype
         self.q = o.rows(o.q, strip, i0, i1)
         self.d_out = o.rows(sums.d_out, strip, i0, i1)
+        if o.kept is not None:  # both of its products are with dropped pairs
+            self.d_out = self.d_out * self.dtype.type(o.kept.scale)
         at = (strip.b, strip.h0, slice(i0, i1))
         self.shift = np.where(np.isneginf(sums.lse[at]), 0, sums.lse[at]).astype(self.dtype)
         self.delta = sums.delta[at]
@@ -188,12 +190,17 @@ class _Block:
         np.exp(p, out=p)
         ds = scratch("ds", p.shape, dtype)
         np.matmul(d_out, v.T, out=ds)
+        dropped = p
+        if o.kept is not None:
+            dropped = scratch("dropped", p.shape, dtype)
+            np.copyto(dropped, p)
+            o.kept.drop(strip, tile, scratch, dropped, ds)
         ds -= self.delta[rows, None]
         ds *= p
         shown = None
         if o.careful and tiled.shown is not None:
             shown = np.broadcast_to(tiled.shown, (1, *tiled.shown.shape[1:]))[0]
-            np.copyto(p, 0, where=~shown)
+            np.copyto(dropped, 0, where=~shown)
             np.copyto(ds, 0, where=~shown)
         self._add_bias(tile, ds)
         if tiled.tanh is not None:
@@ -203,7 +210,7 @@ class _Block:
             if shown is not None:
                 np.copyto(ds, 0, where=~shown)
         keys = (strip.b, strip.kh, slice(tile.j0, tile.j1))
-        self.sums.dv[keys] += self._product(p, d_out, shown, transposed=True)
+        self.sums.dv[keys] += self._product(dropped, d_out, shown, transposed=True)
         self.sums.dk[keys] += self._product(ds, q, shown, transposed=True)
         self.dq[tile.i0 : tile.i1] += self._product(ds, k, shown, transposed=False)
 

@@ -220,15 +220,17 @@ class _Block:
         if tiled.shown is not None:
             view = p.reshape(self.strip.h1 - self.strip.h0, -1, p.shape[-1])
             np.multiply(view, self.o.plan.factor(tiled.shown, tile, self.dtype), out=view)
-        self._add(p, rows, v)
+        self._add(p, tile, rows, v)
 
-    def _add(self, p: Any, rows: Any, v: Any) -> None:
+    def _add(self, p: Any, tile: Tile, rows: Any, v: Any) -> None:
         ones = self.scratch("ones", (p.shape[1],), self.dtype)
         ones.fill(1)
         product = self.scratch("pv", (p.shape[0], v.shape[1]), self.dtype)
+        self.l[rows] += np.matmul(p, ones)
+        if self.o.kept is not None:
+            self.o.kept.drop(self.strip, tile, self.scratch, p)
         np.matmul(p, v, out=product)
         self.acc[rows] += product
-        self.l[rows] += np.matmul(p, ones)
 
     def _online_step(self, tiled: Any, tile: Tile, rows: Any, v: Any) -> None:
         self.o.hide(tiled, self.strip, tile)
@@ -243,16 +245,16 @@ class _Block:
         self.m[rows] = new
         if tiled.shown is None:
             self.seen[rows] = True
-            self._add(p, rows, v)
+            self._add(p, tile, rows, v)
             return
         shown = np.broadcast_to(
             tiled.shown, (self.strip.h1 - self.strip.h0, *tiled.shown.shape[1:])
         ).reshape(p.shape)
         self.seen[rows] |= shown.any(axis=1)
         if not self.o.careful:
-            self._add(p, rows, v)
+            self._add(p, tile, rows, v)
             return
-        self._add(p, rows, np.where(np.isfinite(v), v, 0))
+        self._add(p, tile, rows, np.where(np.isfinite(v), v, 0))
         self.acc[rows] += leaked(shown, v)
 
     def _finish(self, out: Any, lse: Any) -> None:
@@ -262,6 +264,8 @@ class _Block:
         if any_dead:
             self.l[dead] = 1
         np.divide(self.acc, self.l[:, None], out=self.acc)
+        if self.o.kept is not None:
+            self.acc *= self.dtype.type(self.o.kept.scale)
         rows_lse = self.m + np.log(self.l)
         if any_dead:
             self.acc[dead] = 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from attnx_numpy._dropout import Kept
 from attnx_numpy._tiles import Tile, TilePlan
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Operands:
         careful: some value that is not finite, or makes a product that is not, may have to be kept
             from rows that do not see it.
         hiding_bias: the bias holds -inf somewhere.
+        kept: the pairs that dropout keeps, or None.
     """
 
     def __init__(self, call: Call, q: Any, k: Any, v: Any, plan: TilePlan) -> None:
@@ -70,6 +72,7 @@ class Operands:
         self.q, self.k, self.v = q, k, v
         self.dtype = np.dtype(np.float64 if call.dtype == "float64" else np.float32)
         self.careful = not call.assume_finite and not tame(call.scale, q, k, v)
+        self.kept = None if call.dropout is None else Kept(call)
         self.hiding_bias = False
         if call.bias is not None and call.bias.size:
             self.hiding_bias = bool(np.isneginf(call.bias.min()))

@@ -46,7 +46,9 @@ FULL: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
 
 
 def fits(call: Call) -> bool:
-    """Whether a call is small, and not empty."""
+    """Whether a call is small, not empty, and without dropout, which stands in tiles alone."""
+    if call.dropout is not None:
+        return False
     rows = call.Lq * (call.Hq // call.Hk)
     if call.B * call.Hk * rows * call.Lk == 0:
         return False

@@ -19,7 +19,7 @@ import torch
 from attnx import masks
 from attnx.errors import UnsupportedError
 from attnx.plugin import Gradients, Reason
-from attnx_torch import _sdpa
+from attnx_torch import _math, _sdpa
 from attnx_torch._lane import is_batched, transformed
 from attnx_torch._parts import Part, Sdpa
 from attnx_torch._scores import finite
@@ -79,11 +79,56 @@ class _Gradients(torch.autograd.Function):
         ctx: Any, backend: TorchBackend, call: Call, parts: list[Part] | None, d_out: Any,
         d_lse: Any, *saved: Any,
     ) -> tuple[Any, ...]:  # fmt: skip
+        ctx.set_materialize_grads(False)
+        ctx.backend, ctx.call = backend, call
+        q, k, v, _, _, bias, sinks, *rest = saved
+        leaves = rest[: len(rest) - 4 * len(parts or ())]
+        ctx.save_for_backward(d_out, d_lse, q, k, v, bias, sinks, *leaves)
         return tuple(_gradients(backend, call, parts, d_out, d_lse, saved))
 
     @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        raise _refusal("of a gradient", "first order", "detach the first gradient")
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        made = _second(ctx, cotangents, again=torch.is_grad_enabled())
+        d_out, d_lse, dq, dk, dv, dbias, dsinks = made
+        rest = len(ctx.needs_input_grad) - 12
+        return None, None, None, d_out, d_lse, dq, dk, dv, None, None, dbias, dsinks, *[None] * rest
+
+
+def _second(ctx: Any, cotangents: tuple[Any, ...], *, again: bool) -> list[Any]:
+    """What reaches d_out, d_lse, q, k, v, bias and sinks from the gradients of the last five.
+
+    The gradients are differentiated as the formula's own; `again` where a third derivative may be
+    wanted.
+    """
+    saved = ctx.saved_tensors
+    with torch.enable_grad(), ctx.backend.lane.quiet():
+        # One tensor may have come as several arguments; each view is told apart.
+        inputs: list[Any] = [None if x is None else x.view_as(x) for x in saved[:7]]
+        d_out, d_lse, q, k, v, bias, sinks = inputs
+        call = _with_arrays(ctx.call, bias, sinks, list(saved[7:]))
+        answer = _math.attend(ctx.backend.xp, q, k, v, call)
+        given = [
+            (y, dy) for y, dy in zip(answer, (d_out, d_lse), strict=True) if dy is not None
+        ]  # fmt: skip
+        wanted = [n for n, x in enumerate(inputs[2:]) if x is not None and x.requires_grad]
+        first = torch.autograd.grad(
+            [y for y, _ in given], [inputs[2 + n] for n in wanted], [dy for _, dy in given],
+            create_graph=True, materialize_grads=True,
+        )  # fmt: skip
+        pairs = [
+            (g, cotangents[n]) for n, g in zip(wanted, first, strict=True)
+            if cotangents[n] is not None and g.requires_grad
+        ]  # fmt: skip
+        found: list[Any] = [None] * 7
+        reached = [n for n, x in enumerate(inputs) if x is not None and x.requires_grad]
+        if pairs and reached:
+            made = torch.autograd.grad(
+                [g for g, _ in pairs], [inputs[n] for n in reached], [dg for _, dg in pairs],
+                create_graph=again, allow_unused=True,
+            )  # fmt: skip
+            for n, grad in zip(reached, made, strict=True):
+                found[n] = grad
+    return found
 
 
 def _refusal(got: str, supported: str, hint: str) -> UnsupportedError:
@@ -167,6 +212,7 @@ def _without_arrays(call: Call) -> tuple[Call, list[torch.Tensor]]:
     """The call without its tensors, which autograd must hold to see writes in place."""
     mask = call.mask
     leaves = [] if mask is None else [x for _, _, x in masks.leaves(mask) if _is_tensor(x)]
+    leaves += () if call.dropout is None else call.dropout.arrays
     return call._replace(bias=None, sinks=None), leaves
 
 
@@ -174,7 +220,8 @@ def _with_arrays(call: Call, bias: Any, sinks: Any, leaves: list[torch.Tensor]) 
     mask, left = call.mask, iter(leaves)
     if mask is not None and leaves:
         mask = masks.map_leaves(mask, lambda _, __, x: next(left) if _is_tensor(x) else x)
-    return call._replace(mask=mask, bias=bias, sinks=sinks)
+    drop = None if call.dropout is None else call.dropout.map_arrays(lambda _: next(left))
+    return call._replace(mask=mask, bias=bias, sinks=sinks, dropout=drop)
 
 
 def _is_tensor(x: Any) -> bool:

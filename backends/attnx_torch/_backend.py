@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attnx.plugin import MASK_KINDS, ArrayBackend, Capabilities, Reason
-from attnx_torch import _autograd, _scores, _sdpa, _tiles
+from attnx.plugin import MASK_KINDS, ArrayBackend, Capabilities
+from attnx_torch import _autograd, _math, _scores, _sdpa, _tiles
 from attnx_torch._lane import LANE
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ CAPABILITIES = Capabilities(
     dtypes=frozenset({"float16", "bfloat16", "float32", "float64"}),
     devices=frozenset({"cpu", "cuda"}),
     native_masks=MASK_KINDS - {"dense", "predicate"},
+    dropout=True,
+    higher_order=True,
+    forward_mode=True,
+    vmap=True,
+    compile=True,
 )
 
 
@@ -43,19 +48,10 @@ class TorchBackend(ArrayBackend):
         """PyTorch's version."""
         return str(torch.__version__)
 
-    def reasons(self, cls: CallClass) -> tuple[Reason, ...]:
-        """Transforms are refused: they would differentiate or batch steps that are not theirs."""
-        found = super().reasons(cls)
-        if not cls.traced:
-            return found
-        if torch.compiler.is_compiling():
-            got, hint = "torch.compile", "leave it out: torch.compiler.disable(attnx.attention)"
-        else:
-            got, hint = "torch.func or forward AD", "call attention outside the transform"
-        return (*found, Reason("transform", got, "eager autograd", hint))
-
     def route(self, cls: CallClass) -> str:
         """The first choice, and what else may serve."""
+        if cls.traced:
+            return "the formula over all scores (isolation: unseen keys alone)"
         if _sdpa.may_serve(cls):
             if cls.device != "cpu":
                 return "sdpa (isolation: unseen keys alone; no look at a device's data)"
@@ -90,7 +86,10 @@ class TorchBackend(ArrayBackend):
     # What a call runs ---------------------------------------------------------------------------
 
     def apply(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
-        """`forward`, recorded by autograd where it is watching."""
+        """`forward`, recorded by autograd where it is watching; the formula under a transform."""
+        if call.cls.traced:
+            with self.lane.quiet():
+                return _math.attend(self.xp, q, k, v, call)
         try:
             if call.cls.gradient is None:
                 return self.forward(q, k, v, call)

@@ -10,6 +10,8 @@ ends the process, and of a read-only one it gives a writable alias.
 
 from __future__ import annotations
 
+import importlib
+import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +39,8 @@ transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
 is_batched: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 # `is_compiling` takes three times as long. What it adds are traces whose tensors are no plain ones.
-_in_dynamo = torch.compiler.is_dynamo_compiling
 _is_compiling = torch.compiler.is_compiling
+_recording = torch._C._len_torch_dispatch_stack
 _any_requires_grad = torch._C._any_requires_grad
 _grad_enabled = torch.is_grad_enabled
 _Tensor = torch.Tensor
@@ -62,7 +64,7 @@ class TorchLane(Lane):
 
     def traced(self, array: torch.Tensor) -> bool:
         """Under `torch.func`, `torch.compile`, or as a dual number of forward AD."""
-        if transformed() or _is_compiling():
+        if _is_compiling() or transformed():
             return True
         if forward_ad._current_level < 0:
             return False
@@ -95,7 +97,7 @@ class TorchLane(Lane):
         """
         if (
             not type(q) is type(k) is type(v) is _Tensor
-            or _in_dynamo()
+            or _recording()
             or transformed()
             or forward_ad._current_level >= 0
         ):
@@ -159,6 +161,12 @@ class TorchLane(Lane):
         )
         return outputs, gradients
 
+    def bridge(self, *far: Any) -> Callable[..., Any]:
+        """Autograd and `torch.func` around another framework's backend; see `Lane.bridge`."""
+        from attnx_torch._bridge import bridge
+
+        return bridge(*far)
+
     def to_numpy(self, array: torch.Tensor) -> Any:
         """A view where the tensor is on the host; bfloat16, which NumPy lacks, by its bits."""
         array = _plain(array).cpu()
@@ -184,6 +192,32 @@ class TorchLane(Lane):
         if strange or not exported.flags.writeable or not exported.dtype.isnative:
             exported = np.array(exported, dtype=exported.dtype.newbyteorder("="), order="C")
         return _wrap(exported)
+
+    def read_instead(self, original: Callable[..., Any], traced: Callable[..., Any]) -> None:
+        """By Dynamo's table of substitutes."""
+        from attnx_torch import _compile
+
+        _compile.substitute(original, traced)
+
+    def compile_with(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
+        """The operations exist from here on: they must not come into being during a trace."""
+        from attnx_torch import _compile
+
+        _compile.forward_by.update(forward=forward, backward=backward)
+
+    def compiled(self, choice: str, backend: str, q: Any, k: Any, v: Any, call: Any) -> Any:
+        """See `attnx_torch._compile`."""
+        from attnx_torch import _compile
+
+        return _compile.compiled(xp, choice, backend, q, k, v, call)
+
+    def compiling(self, array: torch.Tensor) -> bool:
+        """Under `torch.export` and `make_fx`; Dynamo reads another function and never asks."""
+        if not (_is_compiling() or _recording() > 0):
+            return False
+        if "torch._dynamo" not in sys.modules:  # attnx waits for it, and make_fx does not import it
+            importlib.import_module("torch._dynamo")
+        return True
 
     def own(self, array: torch.Tensor) -> torch.Tensor:
         """A copy: the memory may be another framework's, and read-only there."""

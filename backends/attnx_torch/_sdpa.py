@@ -56,7 +56,7 @@ def may_mask(cls: CallClass) -> bool:
 
 def _fused(cls: CallClass) -> bool:
     """Whether a fused kernel takes the class."""
-    if cls.need_lse or cls.softcap or cls.sinks is not None or cls.Dv != cls.D:
+    if cls.dropout or cls.need_lse or cls.softcap or cls.sinks is not None or cls.Dv != cls.D:
         return False
     return cls.device == "cpu" or cls.dtype != "float64"
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attnx.plugin import Gradients
+from attnx_torch._dropout import Kept
 from attnx_torch._scores import Operands, Scores, blocks, cut, finite, no_infinity
 
 if TYPE_CHECKING:
@@ -35,10 +36,12 @@ def forward(
     scores = Scores(backend, q, call, x)
     out = q.new_empty((call.B, call.Hq, call.Lq, call.Dv))
     lse = q.new_empty((call.B, call.Hq, call.Lq), dtype=x.acc)
+    kept = None if call.dropout is None else Kept(call, x.k)
     for i0, i1, tiles in blocks(backend, call, q):
-        block, m, total = _query_block(x.rows(q, i0, i1), scores, tiles)
+        block, m, total = _query_block(x.rows(q, i0, i1), scores, tiles, kept)
         shape = (call.B, call.Hq, i1 - i0)
         block /= total.masked_fill(total == 0, 1.0)
+        block *= 1.0 if kept is None else kept.scale
         out[:, :, i0:i1] = block.view(*shape, call.Dv)
         log = total.log_() if m is None else m.div(scores.unit) + total.log_()
         lse[:, :, i0:i1] = log.view(shape)
@@ -46,7 +49,7 @@ def forward(
 
 
 def _query_block(
-    rows: torch.Tensor, scores: Scores, tiles: list[Any]
+    rows: torch.Tensor, scores: Scores, tiles: list[Any], kept: Kept | None
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Output times sum, greatest score (None where no shift is needed) and sum, over the tiles."""
     x, call = scores.x, scores.call
@@ -56,6 +59,7 @@ def _query_block(
         for tile in tiles:
             p = scores.exp(scores.tile(rows, tile)[0], None)
             total += p.sum(-1, keepdim=True)
+            _drop(p, kept, tile)
             out.baddbmm_(p, x.v[:, tile.j0 : tile.j1])
         return out, None, total
     m = torch.full_like(total, -math.inf)
@@ -71,9 +75,17 @@ def _query_block(
         factor = scores.power(m - shift)
         p = scores.exp(s, shift)
         total = total.mul_(factor).add_(p.sum(-1, keepdim=True))
+        _drop(p, kept, tile)
         out.mul_(factor).baddbmm_(p, x.v[:, tile.j0 : tile.j1])
         m = new
     return out, m, total
+
+
+def _drop(p: torch.Tensor, kept: Kept | None, tile: Any) -> None:
+    """0 where dropped, in place; the scale comes last (S9)."""
+    if kept is not None:
+        keep = kept.tile(tile)
+        p.view(keep.shape).mul_(keep)
 
 
 def _sound(
@@ -99,6 +111,7 @@ def backward(
         return None
     scores = Scores(backend, q, call, x)
     sums = _Sums(q, x, call)
+    kept = None if call.dropout is None else Kept(call, x.k)
     for i0, i1, tiles in blocks(backend, call, q):
         rows, d_rows, out_rows = (x.rows(y, i0, i1) for y in (q, d_out, out))
         row_lse = x.rows(lse[..., None], i0, i1)
@@ -106,9 +119,11 @@ def backward(
         if d_lse is not None:
             flow += x.rows(d_lse[..., None], i0, i1)
         shift = no_infinity(row_lse) * scores.unit
+        if kept is not None:
+            d_rows = d_rows * kept.scale
         dq = torch.zeros_like(rows)
         for tile in tiles:
-            _backward_tile(scores, sums, tile, rows, d_rows, flow, shift, dq)
+            _backward_tile(scores, sums, tile, rows, d_rows, flow, shift, dq, kept)
         sums.end_rows(i0, i1, dq, flow, row_lse)
     gradients = sums.gradients(k, v)
     return gradients if call.assume_finite or finite(*gradients) else None
@@ -117,14 +132,21 @@ def backward(
 def _backward_tile(
     scores: Scores, sums: _Sums, tile: Any, rows: torch.Tensor, d_rows: torch.Tensor,
     flow: torch.Tensor, shift: torch.Tensor, dq: torch.Tensor,
+    kept: Kept | None,
 ) -> None:  # fmt: skip
     """dS = P (dP - delta + d_lse), and what it adds to each gradient."""
     x, at = scores.x, slice(tile.j0, tile.j1)
     s, tanh = scores.tile(rows, tile)
     p = scores.exp(s, shift)
-    sums.dv[:, at].baddbmm_(p.mT, d_rows)
-    ds = scores.buffer("ds", tile.i1 - tile.i0, tile.j1 - tile.j0)
-    ds = torch.bmm(d_rows, x.v[:, at].mT, out=ds).add_(flow).mul_(p)
+    size = tile.i1 - tile.i0, tile.j1 - tile.j0
+    ds = torch.bmm(d_rows, x.v[:, at].mT, out=scores.buffer("ds", *size))
+    dropped = p
+    if kept is not None:
+        keep = kept.tile(tile)
+        dropped = torch.mul(p, keep.reshape(p.shape), out=scores.buffer("dropped", *size))
+        ds.view(keep.shape).mul_(keep)
+    sums.dv[:, at].baddbmm_(dropped.mT, d_rows)
+    ds.add_(flow).mul_(p)
     sums.add_bias(tile, ds)
     if tanh is not None:
         ds.mul_(tanh.square_().neg_().add_(1.0))

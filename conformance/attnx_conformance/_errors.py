@@ -95,16 +95,20 @@ class ForwardErrors:
         t, p = self.t, self.p
         values, out = finite(t.v), finite(t.out)
         B = np.empty(t.out.shape)
+        factor = np.broadcast_to(t.F, t.P.shape)
         for n, h, rows in blocks(t.P.shape[:2], t.grid.Lq, t.grid.Lk):
             weights = self.spread[n, h, rows]
             for d in range(values.shape[-1]):
-                distance = np.abs(values[n, h, None, :, d] - out[n, h, rows, None, d])
+                kept = factor[n, h, rows] * values[n, h, None, :, d]
+                distance = np.abs(kept - out[n, h, rows, None, d])
                 B[n, h, rows, d] = np.einsum("ij,ij->i", weights, distance)
         B *= 1.0 + self.shift[..., None]  # where errors are not small, the denominator moves too
-        B += (p.u_p + 2 * p.g(t.grid.Lk) + 6 * p.u_a) * (self.P @ self.v) + p.u_w * np.abs(out)
+        B += (p.u_p + 2 * p.g(t.grid.Lk) + 6 * p.u_a) * ((t.F * self.P) @ self.v) + p.u_w * np.abs(
+            out
+        )
         if p.P_underflow:
             top = self.P.max(axis=-1, initial=0.0)[..., None]
-            B += p.P_underflow * top * (t.visible @ self.v)
+            B += p.P_underflow * top * ((t.F * t.visible) @ self.v)
         largest = self.v.max(axis=(-2, -1), initial=0.0)[..., None, None]
         return np.asarray(C * B + p.eta + t.grid.Lk * p.tiny * largest)
 
@@ -138,9 +142,9 @@ class BackwardErrors:
         self.B_P = f.weigh(f.relative(t.s - t.lse[..., None], f.lost[..., None]))
         self.e_delta = np.sqrt(((d_out * f.B_out) ** 2).sum(axis=-1))
         self.e_delta += p.g(Dv) * (d_out * np.abs(finite(t.out))).sum(axis=-1)
-        dP = finite(t.d_out) @ np.swapaxes(finite(t.v), -1, -2)
+        dP = t.F * (finite(t.d_out) @ np.swapaxes(finite(t.v), -1, -2))
         slack = dP - finite(t.delta)[..., None] + finite(t.d_lse)[..., None]
-        absolute = d_out @ np.swapaxes(f.v, -1, -2)
+        absolute = t.F * (d_out @ np.swapaxes(f.v, -1, -2))
         dS = np.abs(finite(t.dS))
         # A kernel may differentiate lse apart from P: where lse is lost, the two do not cancel.
         apart = np.abs(dP - finite(t.delta)[..., None]) + np.abs(finite(t.d_lse))[..., None]

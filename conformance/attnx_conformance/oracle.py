@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ._dropout import dropout_factor
 from ._selection import Bools, Floats, any_of, selected_product
 from ._visibility import Grid, visibility
 
@@ -35,7 +36,8 @@ class Terms:
 
     Arrays have axes `(N, Hq, ...)`: the batch axes flattened, the heads of k and v repeated to Hq.
     Rows that see nothing have zeros in q, d_out and (without sinks) d_lse; keys that no query of
-    their group sees have zeros in k and v.
+    their group sees have zeros in k and v. `F` is what dropout multiplies P with, of ones (and of
+    shape `(1, 1, 1, 1)`) without.
     """
 
     grid: Grid
@@ -55,6 +57,7 @@ class Terms:
     raw: Floats
     s: Floats
     P: Floats
+    F: Floats
     out: Floats
     lse: Floats
     delta: Floats
@@ -128,6 +131,7 @@ def reference(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: NDArray[Any] | None = None,
+    dropout: Any = None,
     layout: str = "bhsd",
     d_out: NDArray[Any] | None = None,
     d_lse: NDArray[Any] | None = None,
@@ -144,6 +148,7 @@ def reference(
         scale: Defaults to `1 / sqrt(D)`.
         softcap: Scores become `softcap * tanh(s / softcap)`.
         sinks: `(Hq,)`, in the denominator alone.
+        dropout: An object with `p`, `seed` and `offset`, as `attnx.Dropout` has them (S9).
         layout: "bhsd" or "bshd".
         d_out: Cotangent of the output, of its shape. Zeros when only `d_lse` is given.
         d_lse: Cotangent of lse.
@@ -153,7 +158,9 @@ def reference(
         TypeError: A mask of an unknown type.
     """
     with np.errstate(all="ignore"):
-        terms = _terms(q, k, v, mask, causal, bias, scale, softcap, sinks, layout, d_out, d_lse)
+        terms = _terms(
+            q, k, v, mask, causal, bias, scale, softcap, sinks, dropout, layout, d_out, d_lse
+        )
         wanted = v is not None and (d_out is not None or d_lse is not None)
         dq, dk, dv, dbias, dsinks = _gradients(terms) if wanted else (None,) * 5
     return Reference(
@@ -168,7 +175,7 @@ def reference(
 
 def _terms(
     q: Any, k: Any, v: Any, mask: Any, causal: bool | str, bias: Any, scale: float | None,
-    softcap: float | None, sinks: Any, layout: str, d_out: Any, d_lse: Any,
+    softcap: float | None, sinks: Any, dropout: Any, layout: str, d_out: Any, d_lse: Any,
 ) -> Terms:  # fmt: skip
     rank = np.ndim(q)
     q, k = _canonical(q, layout), _canonical(k, layout)
@@ -196,18 +203,21 @@ def _terms(
     sinks = None if sinks is None else np.asarray(sinks).astype(np.float64)
     lse, P = _softmax(s, sinks)
     P = np.where(visible, P, 0.0)
-    out = selected_product(P, v, visible)
+    F = dropout_factor(dropout, grid.flat)
+    out = selected_product(F * P, v, visible)
 
     d_out = _cotangent(d_out, layout, out.shape, live)
     d_lse = _cotangent(d_lse, layout, lse.shape, live if sinks is None else np.ones_like(live))
     delta = (d_out * out).sum(axis=-1)
-    dS = np.where(visible, P * (_dot(d_out, v) - delta[..., None] + d_lse[..., None]), 0.0)
+    dP = F * _dot(d_out, v)
+    dS = np.where(visible, P * (dP - delta[..., None] + d_lse[..., None]), 0.0)
     dS_raw = dS
     if softcap is not None:
         dS_raw = np.where(visible, dS * (1.0 - np.tanh(raw / softcap) ** 2), 0.0)
     return Terms(
         grid, Hk, layout, scale, None if softcap is None else float(softcap), q, k, v, d_out, d_lse,
-        sinks, bias, bias_shape, visible, raw, s, P, out, lse, delta, dS, dS_raw,
+        sinks, bias, bias_shape, visible, raw, s, P, F, out, lse, delta, dS,
+        dS_raw,
     )  # fmt: skip
 
 
@@ -264,7 +274,7 @@ def _gradients(t: Terms) -> tuple[Floats, Floats, Floats, Floats | None, Floats 
     seen_by = np.swapaxes(t.visible, -1, -2)
     dq = t.scale * selected_product(t.dS_raw, t.k, t.visible)
     dk = t.scale * selected_product(np.swapaxes(t.dS_raw, -1, -2), t.q, seen_by)
-    dv = selected_product(np.swapaxes(t.P, -1, -2), t.d_out, seen_by)
+    dv = selected_product(np.swapaxes(t.F * t.P, -1, -2), t.d_out, seen_by)
     dbias = dsinks = None
     if t.bias is not None:
         dbias = t.grid.fold(t.dS, t.bias_shape)

@@ -179,8 +179,9 @@ def _dk(b: BackwardErrors, dk: Floats) -> Bound:
 def _dv(b: BackwardErrors, dv: Floats) -> Bound:
     t, p = b.f.t, b.f.p
     rounding = p.u_p + p.g(t.grid.Lq * t.g)
-    error = _transposed(b.B_P + rounding * b.f.P + p.P_underflow * t.visible) @ b.d_out
-    per_head = _transposed(b.f.P) @ finite(t.d_out)
+    weights = b.B_P + rounding * b.f.P + p.P_underflow * t.visible
+    error = _transposed(t.F * weights) @ b.d_out
+    per_head = _transposed(t.F * b.f.P) @ finite(t.d_out)
     faint = touches(_transposed(b.f.faint), ~np.isfinite(t.d_out))
     return _key_bound(b, error, per_head, dv, _flushed(p, 1.0, b.d_out, t.grid.Lq), faint)
 

@@ -309,7 +309,31 @@ def test_everything_dropped_is_0_with_gradient_0() -> None:
         assert not x.any()
 
 
-def test_dropout_in_between_is_refused() -> None:
-    """Nothing is dropped silently, not even dropout."""
-    with pytest.raises(UnsupportedError, match=r"dropout_p=0\.5 \(has 0\.0 or 1\.0\)"):
-        scaled_dot_product_attention(*operands(), dropout_p=0.5)
+def test_dropout_is_repeated_by_pytorchs_seed() -> None:
+    q, k, v = operands()
+    torch.manual_seed(5)
+    first, second = (scaled_dot_product_attention(q, k, v, dropout_p=0.5) for _ in range(2))
+    torch.manual_seed(5)
+    again = scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+
+
+def test_dropout_drops_the_share_asked_for_and_scales_the_rest() -> None:
+    """With the identity as values the output is the weights themselves."""
+    n, p = 64, 0.25
+    q = torch.zeros(2, 2, n, 4)
+    got = scaled_dot_product_attention(q, q, torch.eye(n).expand(2, 2, n, n), dropout_p=p) * n
+    kept = got[got != 0]
+    torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - p)))
+    assert abs(kept.numel() / got.numel() - (1 - p)) < 0.02
+
+
+def test_the_gradient_drops_what_the_output_dropped() -> None:
+    q, k, v = operands()
+
+    def seeded(*inputs: Any) -> Any:
+        torch.manual_seed(7)
+        return scaled_dot_product_attention(*inputs, dropout_p=0.4)
+
+    assert torch.autograd.gradcheck(seeded, [x.requires_grad_() for x in (q, k, v)])

@@ -1,0 +1,235 @@
+"""PyTorch's differentiation around a backend of another framework (S6.2).
+
+It is imported only when two frameworks meet. The work leaves PyTorch, so autograd sees one node
+with the other backend's own backward. There are two of it: the old style of
+`torch.autograd.Function` costs 9 µs a call where the one with `setup_context` costs 40, but only
+the latter serves the transforms of `torch.func`. A batch of vmap is computed one entry at a time.
+
+The gradients are computed by a second function, whose own backward refuses, so that a derivative of
+a derivative is an error and never a path that is silently missing (S6.5).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import torch
+
+from attnx.errors import UnsupportedError
+from attnx.plugin import Reason
+from attnx_torch._lane import is_batched, transformed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from attnx.plugin import Call
+
+__all__ = ["bridge"]
+
+_HOLE: Any = object()  # stands in a call where a tensor was
+
+
+class _Far(NamedTuple):
+    """The other side: its functions take and give plain tensors."""
+
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+    name: str
+    lacking: tuple[Reason, ...]
+
+    def refuse(self, *reasons: Reason) -> NoReturn:
+        """Say why not, as dispatch would."""
+        why = "; ".join(map(str, reasons))
+        message = f"backend {self.name!r} cannot do this call: {why}"
+        raise UnsupportedError(message, backend=self.name, reasons=reasons)
+
+
+def bridge(
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    name: str,
+    lacking: tuple[Reason, ...],
+) -> Callable[..., Any]:
+    """See `Lane.bridge`."""
+    far = _Far(forward, backward, name, lacking)
+
+    def apply(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> tuple[Any, Any]:
+        bare, tensors = _taken_apart(call)
+        if not call.cls.traced:
+            out, lse = _Recorded.apply(far, bare, q, k, v, *tensors)
+            return out, lse
+        _check_transform(far)
+        if not lacking:  # which transform is looking cannot be told, so it may want a gradient
+            bare = bare._replace(cls=call.cls._replace(gradient="framework"))
+        out, lse = _Transformed.apply(far, bare, q, k, v, *tensors)
+        return out, lse
+
+    return apply
+
+
+def _check_transform(far: _Far) -> None:
+    """Refuse what no bridge leads to."""
+    if not transformed():
+        far.refuse(_forward_mode())
+
+
+def _forward_mode() -> Reason:
+    return Reason(
+        "forward mode", "a dual number", "none", "use reverse mode, or detach the tangent"
+    )
+
+
+def _taken_apart(call: Call) -> tuple[Call, list[Any]]:
+    """The call without its tensors, and the tensors: bias and sinks, each or None, then leaves."""
+    leaves: list[Any] = []
+
+    def take(leaf: Any) -> Any:
+        leaves.append(leaf)
+        return _HOLE
+
+    bare = call._replace(bias=None, sinks=None).map_arrays(take)
+    return bare, [call.bias, call.sinks, *leaves]
+
+
+def _put_together(bare: Call, bias: Any, sinks: Any, leaves: Sequence[Any]) -> Call:
+    left = iter(leaves)
+    return bare.map_arrays(lambda _: next(left))._replace(bias=bias, sinks=sinks)
+
+
+def _attend(far: _Far, bare: Call, tensors: Sequence[Any]) -> tuple[Any, Any]:
+    q, k, v, bias, sinks, *leaves = tensors
+    out, lse = far.forward(q, k, v, _put_together(bare, bias, sinks, leaves))
+    # torch.func takes tensors alone; nobody reads lse where it was not asked for.
+    return out, out.new_empty(0) if lse is None else lse
+
+
+def _gradients(far: _Far, bare: Call, d_out: Any, d_lse: Any, saved: Sequence[Any]) -> Any:
+    """The gradients of those of q, k, v, bias and sinks that are given."""
+    q, k, v, bias, sinks, *leaves, out, lse = saved
+    call = _put_together(bare, bias, sinks, leaves)
+    made = far.backward(q, k, v, out, lse, d_out, d_lse, call)
+    return tuple(x for x, given in zip(made, saved, strict=False) if given is not None)
+
+
+def _differentiate(ctx: Any, function: Any, d_out: Any, d_lse: Any) -> tuple[Any, ...]:
+    """The backward of either function, by `function` where somebody may differentiate it again."""
+    saved = ctx.saved_tensors
+    nothing = (None,) * len(saved)  # far, bare and all inputs: as many as inputs, out and lse
+    if d_out is None and d_lse is None:
+        return nothing
+    if any(is_batched(d) for d in (d_out, d_lse) if d is not None):
+        _refuse_batch(ctx.far)
+    if ctx.far.lacking:
+        ctx.far.refuse(*ctx.far.lacking)
+    if d_out is None:
+        d_out = torch.zeros_like(saved[-2])
+    if torch.is_grad_enabled() or transformed():
+        made = iter(function.apply(ctx.far, ctx.bare, d_out, d_lse, *saved))
+    else:
+        made = iter(_gradients(ctx.far, ctx.bare, d_out, d_lse, saved))
+    found = [None if x is None else next(made) for x in saved[:5]]
+    wanted = zip(found, ctx.needs_input_grad[2:7], strict=True)
+    grads = [x if needed else None for x, needed in wanted]
+    return (None, None, *grads, *nothing[7:])
+
+
+def _refuse_batch(far: _Far) -> NoReturn:
+    hint = "call backward in a loop, or use torch.func.vjp with torch.func.vmap"
+    far.refuse(Reason("gradient", "of a batch of cotangents", "one at a time", hint))
+
+
+class _Twice(torch.autograd.Function):
+    """What both functions of gradients share: they have no derivative."""
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        hint = "detach the first gradient"
+        ctx.far.refuse(Reason("gradient", "of a gradient", "first order", hint))
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        ctx.far.refuse(_forward_mode())
+
+
+class _Recorded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, far: _Far, bare: Call, *tensors: Any) -> tuple[Any, Any]:
+        ctx.set_materialize_grads(False)
+        ctx.far, ctx.bare = far, bare
+        out, lse = _attend(far, bare, tensors)
+        ctx.save_for_backward(*tensors, out, lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Any, d_lse: Any) -> tuple[Any, ...]:
+        if transformed():
+            _refuse_batch(ctx.far)
+        return _differentiate(ctx, _RecordedGradients, d_out, d_lse)
+
+
+class _RecordedGradients(_Twice):
+    @staticmethod
+    def forward(ctx: Any, far: _Far, bare: Call, d_out: Any, d_lse: Any, *saved: Any) -> Any:
+        ctx.far = far
+        return _gradients(far, bare, d_out, d_lse, saved)
+
+
+class _Transformed(torch.autograd.Function):
+    @staticmethod
+    def forward(far: _Far, bare: Call, *tensors: Any) -> tuple[Any, Any]:
+        return _attend(far, bare, tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.far, ctx.bare, *tensors = inputs
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Any, d_lse: Any) -> tuple[Any, ...]:
+        return _differentiate(ctx, _TransformedGradients, d_out, d_lse)
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        ctx.far.refuse(_forward_mode())
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], far: _Far, bare: Call, *tensors: Any) -> Any:
+        return _each(_Transformed, info, in_dims, far, bare, *tensors)
+
+
+class _TransformedGradients(_Twice):
+    @staticmethod
+    def forward(far: _Far, bare: Call, d_out: Any, d_lse: Any, *saved: Any) -> Any:
+        return _gradients(far, bare, d_out, d_lse, saved)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        ctx.far = inputs[0]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], far: _Far, bare: Call, *tensors: Any) -> Any:
+        return _each(_TransformedGradients, info, in_dims, far, bare, *tensors)
+
+
+def _each(
+    function: Any, info: Any, in_dims: tuple[Any, ...], far: _Far, bare: Call, *tensors: Any
+) -> tuple[Any, Any]:
+    """A batch of vmap, entry by entry."""
+    size = info.batch_size
+
+    def entry(n: int) -> Any:
+        pairs = zip(tensors, in_dims[2:], strict=True)
+        return function.apply(far, bare, *(_entry(x, axis, n, size) for x, axis in pairs))
+
+    rows = [entry(n) for n in range(max(size, 1))]
+    made = tuple(torch.stack(row)[:size] for row in zip(*rows, strict=True))
+    return made, (0,) * len(made)
+
+
+def _entry(x: Any, axis: int | None, n: int, size: int) -> Any:
+    if x is None or axis is None:
+        return x
+    if size:
+        return x.select(axis, n)
+    return x.new_zeros([m for at, m in enumerate(x.shape) if at != axis])  # for its shapes alone

@@ -19,10 +19,15 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-__all__ = ["arrivals", "followers", "look", "tell", "waiting"]
+__all__ = ["arrivals", "early", "first_mask", "followers", "look", "tell", "waiting"]
 
 waiting: dict[str, str] = {"jax": "jax", "torch._dynamo": "torch"}
 """Modules that want a lane early and have not been imported in this process yet, and whose lane."""
+
+early: list[str] = ["torch"]
+"""Frameworks whose lane is made with the first mask, where they are imported by then: `vmap` may
+meet a mask before attention does. PyTorch's costs too much to be made whenever PyTorch is imported.
+"""
 
 arrivals: dict[str, Callable[[str], None]] = {}
 """By module: what is to be done with the lane's framework beyond making the lane."""
@@ -53,8 +58,18 @@ def look() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
+def first_mask() -> None:
+    """A mask is being made, and some lanes have not been."""
+    for framework in tuple(early):
+        if framework in sys.modules:
+            early.remove(framework)
+            install(framework)
+
+
 def _arrived(module: str) -> None:
     framework = waiting.pop(module)
+    if framework in early:
+        early.remove(framework)
     install(framework)
     then = arrivals.get(module)
     if then is not None:

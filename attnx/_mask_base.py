@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+from attnx import _install
 from attnx.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Mask:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "structure", self._key())
+        if _install.early:
+            _install.first_mask()
 
     def _key(self) -> str:
         return type(self).__name__.lower()

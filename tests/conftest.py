@@ -12,6 +12,7 @@ import array_api_strict
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from hypothesis import settings
 
 import attnx
@@ -27,6 +28,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 Array = np.ndarray[Any, Any]
 NAMES = ("dq", "dk", "dv", "dbias", "dsinks")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread_for_torch() -> None:
+    """Two threads on tensors this small only wait for each other, tests side by side above all."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -7,10 +7,13 @@ mislead.
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from torch.autograd import forward_ad
 
 import attnx
@@ -233,3 +236,28 @@ def test_dropout_under_transforms_drops_the_same() -> None:
     )(*(x.detach() for x in (q, k, v)))
     close(made, wanted)
     assert torch.autograd.gradgradcheck(lambda *a: attnx.attention(*a, **options), (q, k, v))
+
+
+def test_a_mask_object_and_a_dropout_are_trees() -> None:
+    """Mapped by vmap, with their arrays as leaves; the rest is the structure of the tree."""
+    q, k, v = inputs()
+    many = Causal() & Lengths(torch.tensor([[6, 4], [1, 0]]))
+    made = torch.func.vmap(lambda m: attnx.attention(q, k, v, mask=m), in_dims=(0,))(many)
+    ones = [Causal() & Lengths(n) for n in torch.tensor([[6, 4], [1, 0]])]
+    close(made, torch.stack([attnx.attention(q, k, v, mask=m) for m in ones]))
+    leaves, tree = pytree.tree_flatten((Segments([0, 1], SEGMENT), attnx.Dropout(0.5, 7)))
+    assert [tuple(x.shape) for x in leaves] == [(2,), (6,), (2,)]
+    ids, dropout = pytree.tree_unflatten(leaves, tree)
+    assert ids.structure == "segments"
+    assert (dropout.p, dropout.seed.tolist()) == (0.5, [7, 0])
+
+
+def test_a_mask_is_a_tree_before_anything_was_called() -> None:
+    code = """
+import attnx
+import torch
+import torch.utils._pytree as pytree
+mask = attnx.Lengths(torch.tensor([1, 2]))
+assert [x.shape for x in pytree.tree_leaves(mask)] == [(2,)]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

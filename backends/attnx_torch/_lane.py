@@ -24,6 +24,7 @@ from torch.masked import MaskedTensor
 
 from attnx.errors import ArgumentError, ArgumentTypeError
 from attnx.plugin import Lane
+from attnx_torch._pytrees import register_trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,8 +39,9 @@ __all__ = [
 transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
 is_batched: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
-# `is_compiling` takes three times as long. What it adds are traces whose tensors are no plain ones.
 _is_compiling = torch.compiler.is_compiling
+# Modes that record what is done, as make_fx does: their tensors may look plain. It takes a third of
+# the time of `is_compiling`, and what that adds are traces whose tensors are no plain ones.
 _recording = torch._C._len_torch_dispatch_stack
 _any_requires_grad = torch._C._any_requires_grad
 _grad_enabled = torch.is_grad_enabled
@@ -53,6 +55,9 @@ class TorchLane(Lane):
     xp = xp
     array_types = (torch.Tensor,)
     refused_types = (MaskedTensor,)
+
+    def __init__(self) -> None:
+        register_trees()
 
     def dtype_name(self, array: torch.Tensor) -> str:
         """PyTorch's name without `torch.`."""

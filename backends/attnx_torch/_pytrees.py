@@ -1,0 +1,95 @@
+"""Masks and dropout as PyTorch pytrees: arrays are leaves, everything else is structure.
+
+So a mask can be an argument that `torch.func.vmap` maps or `torch.export` takes apart. PyTorch
+rebuilds trees from tensors of its own making, so unflattening runs none of a mask's checks. A list
+of integers counts as one tensor, not as a leaf for each of its numbers.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from attnx import masks
+from attnx.plugin import Dropout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["register_trees"]
+
+CLASSES: tuple[type[masks.Mask], ...] = (
+    masks.And, masks.Or, masks.Not, masks.Causal, masks.Window, masks.Lengths, masks.Starts,
+    masks.Prefix, masks.Segments, masks.Dense, masks.Predicate,
+)  # fmt: skip
+
+WORD = 0xFFFFFFFF
+
+
+def register_trees() -> None:
+    """Tell PyTorch of every mask class and of `Dropout`; done once, when the lane is made."""
+    for cls in CLASSES:
+        pytree.register_pytree_node(
+            cls, _flatten, partial(_unflatten, cls), flatten_with_keys_fn=_flatten_with_keys,
+            serialized_type_name=f"attnx.masks.{cls.__name__}",
+        )  # fmt: skip
+    pytree.register_pytree_node(
+        Dropout, _flatten_dropout, _unflatten_dropout, serialized_type_name="attnx.Dropout",
+        flatten_with_keys_fn=_dropout_with_keys,
+    )  # fmt: skip
+
+
+def _named(mask: masks.Mask) -> tuple[list[tuple[str, Any]], tuple[Any, ...]]:
+    """The children with their names, and the rest; None would be a leaf of PyTorch's."""
+    children = zip(mask._array_fields, mask._arrays(), strict=True)
+    given = [(name, x) for name, x in children if x is not None]
+    if not isinstance(mask, (masks.And, masks.Or)):
+        given = [(name, torch.tensor(x) if isinstance(x, tuple) else x) for name, x in given]
+    return given, (mask._static(), tuple([name for name, _ in given]), mask.structure)
+
+
+def _flatten(mask: masks.Mask) -> tuple[list[Any], tuple[Any, ...]]:
+    given, structure = _named(mask)
+    return [x for _, x in given], structure
+
+
+def _flatten_with_keys(mask: masks.Mask) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+    given, structure = _named(mask)
+    return [(pytree.GetAttrKey(name), x) for name, x in given], structure
+
+
+def _unflatten(
+    cls: type[masks.Mask], children: Iterable[Any], structure: tuple[Any, ...]
+) -> masks.Mask:
+    static, names, text = structure
+    given = dict(zip(names, children, strict=True))
+    return masks.rebuild(cls, static, tuple([given.get(n) for n in cls._array_fields]), text)
+
+
+def _flatten_dropout(dropout: Dropout) -> tuple[list[Any], tuple[Any, ...]]:
+    """The seed is a leaf of two words, also where it is an integer."""
+    seed = dropout.seed
+    if isinstance(seed, int):
+        seed = torch.tensor([seed & WORD, seed >> 32]).to(torch.uint32)
+    arrays = [x for x in dropout.offset if not isinstance(x, int)]
+    fixed = tuple(x if isinstance(x, int) else None for x in dropout.offset)
+    return [seed, *arrays], (dropout.p, fixed)
+
+
+def _dropout_with_keys(dropout: Dropout) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+    children, structure = _flatten_dropout(dropout)
+    return [(pytree.SequenceKey(n), x) for n, x in enumerate(children)], structure
+
+
+def _unflatten_dropout(children: Iterable[Any], structure: tuple[Any, ...]) -> Dropout:
+    (seed, *arrays), (p, fixed) = children, structure
+    left = iter(arrays)
+    dropout: Dropout = object.__new__(Dropout)
+    for name, value in (
+        ("p", p), ("seed", seed), ("offset", tuple(next(left) if x is None else x for x in fixed)),
+    ):  # fmt: skip
+        object.__setattr__(dropout, name, value)
+    return dropout

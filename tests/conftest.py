@@ -22,7 +22,7 @@ from attnx_conformance.oracle import Reference, reference
 from attnx_conformance.tolerance import bounds, judge
 
 # The same examples every time, so that a change is judged by itself; `deep` finds new ones.
-settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True)
+settings.register_profile("quick", max_examples=20, deadline=None, derandomize=True)
 settings.register_profile("deep", max_examples=3000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 

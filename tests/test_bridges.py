@@ -47,6 +47,8 @@ CASES: dict[str, dict[str, Any]] = {
     "5-D": {"B": (2, 3), "mask": Lengths(np.arange(6).reshape(2, 3)), "bias": draw(2, 1, 1, 6, 6)},
 }  # fmt: skip
 SINGLE = ("all at once", "segments")
+DEFAULT = (("all at once", "float32"), ("segments", "float64"), ("5-D", "float64"))
+"""What runs without `-m sweep`; a compiler takes a second for each."""
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +126,14 @@ def by_jax(backend: str, arrays: list[Any], options: dict[str, Any], d: list[Any
 
 
 RUNS = [
-    pytest.param(framework, backend, name, dtype, id=f"{framework} to {backend}, {name}, {dtype}")
+    pytest.param(
+        framework,
+        backend,
+        name,
+        dtype,
+        id=f"{framework} to {backend}, {name}, {dtype}",
+        marks=() if (name, dtype) in DEFAULT else pytest.mark.sweep,
+    )
     for framework, backend in PAIRS
     for name in CASES
     for dtype in ("float32", "float64")

@@ -79,7 +79,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-SWEPT = ("plain", "predicate", "merge", "numpy")
+SWEPT = ("plain", "causal", "predicate", "softcap", "merge", "numpy")
 
 
 @pytest.mark.parametrize("dynamic", [pytest.param(None, marks=pytest.mark.sweep), True])
@@ -160,7 +160,7 @@ def test_use_backend_and_backend_inside(monkeypatch: pytest.MonkeyPatch) -> None
     assert state.override is None
 
 
-@pytest.mark.parametrize("name", ["plain", "either"])
+@pytest.mark.parametrize("name", [pytest.param("plain", marks=pytest.mark.sweep), "either"])
 @pytest.mark.parametrize("transform", ["grad", "vmap", "jvp"])
 def test_torch_func_inside_a_program(name: str, transform: str) -> None:
     call, (q, k, v) = CALLS[name], inputs()
@@ -192,7 +192,7 @@ def test_export_with_any_length(name: str, strict: bool) -> None:
         close(program.module()(*inputs(L)), CALLS[name](*inputs(L)))
 
 
-@pytest.mark.parametrize("mode", ["real", "symbolic"])
+@pytest.mark.parametrize("mode", [pytest.param("real", marks=pytest.mark.sweep), "symbolic"])
 @pytest.mark.parametrize("name", ["causal", "bshd"])
 def test_make_fx(name: str, mode: str) -> None:
     close(make_fx(CALLS[name], tracing_mode=mode)(*inputs())(*inputs()), CALLS[name](*inputs()))
@@ -246,7 +246,9 @@ assert torch.equal(made, call(q, n))
 
 
 @pytest.mark.parametrize(
-    "imports", ["import attnx, torch", "import torch, attnx"], ids=["attnx first", "torch first"]
+    "imports",
+    ["import attnx, torch", pytest.param("import torch, attnx", marks=pytest.mark.sweep)],
+    ids=["attnx first", "torch first"],
 )
 def test_the_first_call_of_a_process(imports: str) -> None:
     """Nothing has been called, no lane made: the compiler still knows what to read."""

@@ -74,7 +74,17 @@ def test_each_option(rng: np.random.Generator, options: dict[str, Any]) -> None:
     same(*operands(rng), **options)
 
 
-@pytest.mark.parametrize("shape", [(S,), (T, 1), (N, T, S), (1, T, S), (B, 1, 1, S)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (N, T, S),
+        *(
+            pytest.param(shape, marks=pytest.mark.sweep)
+            for shape in [(S,), (T, 1), (1, T, S), (B, 1, 1, S)]
+        ),
+    ],
+    ids=str,
+)
 def test_masks_and_biases_broadcast(rng: np.random.Generator, shape: Shape) -> None:
     values = jnp.asarray(rng.standard_normal(shape, np.float32))
     same(*operands(rng), bias=values)
@@ -87,7 +97,7 @@ def test_arrays_without_a_batch_and_of_numpy(rng: np.random.Generator) -> None:
     same(q, k, v, return_residual=True, key_value_seq_lengths=np.array([3], np.int32))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.sweep)])
 def test_16_bits(rng: np.random.Generator, dtype: str) -> None:
     """The residual is of query's dtype, as JAX has it."""
     same(*(x.astype(dtype) for x in operands(rng)), tolerance=0.03, return_residual=True)
@@ -118,7 +128,7 @@ def test_options_together(rng: np.random.Generator) -> None:
 # Where JAX leaves its documentation
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf], ids=str)
+@pytest.mark.parametrize("bad", [np.nan, pytest.param(np.inf, marks=pytest.mark.sweep)], ids=str)
 def test_what_a_mask_hides_changes_nothing(rng: np.random.Generator, bad: float) -> None:
     q, k, v = operands(rng)
     expected = jax.nn.dot_product_attention(q, k[:, :-1], v[:, :-1])

@@ -336,4 +336,5 @@ def test_the_gradient_drops_what_the_output_dropped() -> None:
         torch.manual_seed(7)
         return scaled_dot_product_attention(*inputs, dropout_p=0.4)
 
-    assert torch.autograd.gradcheck(seeded, [x.requires_grad_() for x in (q, k, v)])
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    assert torch.autograd.gradcheck(seeded, leaves, fast_mode=True)

@@ -58,19 +58,14 @@ def bridge(
         if not call.cls.traced:
             out, lse = _Recorded.apply(far, bare, q, k, v, *tensors)
             return out, lse
-        _check_transform(far)
+        if not transformed():
+            far.refuse(_forward_mode())
         if not lacking:  # which transform is looking cannot be told, so it may want a gradient
             bare = bare._replace(cls=call.cls._replace(gradient="framework"))
         out, lse = _Transformed.apply(far, bare, q, k, v, *tensors)
         return out, lse
 
     return apply
-
-
-def _check_transform(far: _Far) -> None:
-    """Refuse what no bridge leads to."""
-    if not transformed():
-        far.refuse(_forward_mode())
 
 
 def _forward_mode() -> Reason:

@@ -13,7 +13,6 @@ text, its integers and its arrays in lists. A predicate is asked for all pairs b
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -25,7 +24,7 @@ from attnx import masks
 from attnx.errors import UnsupportedError
 from attnx.masks import And, Dense, Mask, Not, Or, Predicate, rebuild, walk
 from attnx.plugin import Call, CallClass, Reason
-from attnx.tiling import Drop, Grid, position_offset, visible
+from attnx.tiling import Drop
 from attnx_torch import _math, _sdpa
 from attnx_torch._lane import transformed
 
@@ -81,10 +80,8 @@ def _refuse(backend: str) -> NoReturn:
     message = (
         f"backend {backend!r} cannot do this call: {reason.option}={reason.got}; {reason.hint}"
     )
-    if (
-        torch.compiler.is_dynamo_compiling()
-    ):  # which can make no error with a constructor of its own
-        raise NotImplementedError(message)
+    if torch.compiler.is_dynamo_compiling():
+        raise NotImplementedError(message)  # Dynamo can make no error with a constructor of its own
     raise UnsupportedError(message, backend=backend, reasons=(reason,))
 
 
@@ -93,9 +90,8 @@ def _in_graph(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
     if q.device.type == "cpu" and dtype is torch.float16:
         q, k, v = q.float(), k.float(), v.float()
     causal = call.mask is not None
-    grouped = True if call.cls.grouped else False  # noqa: SIM210 - never a symbol
     out = F.scaled_dot_product_attention(
-        q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped
+        q, k, v, None, 0.0, causal, scale=scale, enable_gqa=call.cls.grouped
     )
     return out if out.dtype is dtype else out.to(dtype)
 
@@ -108,7 +104,7 @@ def _opaque(
     numbers: list[int] = []
     mask = call.mask
     if mask is not None and any(isinstance(node, Predicate) for node in walk(mask)):
-        mask = _spelled_out(xp, q, call)
+        mask = Dense(_math.visible_pairs(xp, q, call))
     tree = "" if mask is None else _write(mask, leaves, numbers)
     drop = [] if call.dropout is None else _numbers(call.dropout, leaves)
     wanted = "1" if cls.need_lse or cls.gradient is not None else "0"
@@ -136,15 +132,6 @@ def _drop_of(numbers: list[int], leaves: list[Tensor]) -> Drop | None:
     seed: Any = leaves.pop(0) if low < 0 else low + (high << 32)
     b, h, i, j = (leaves.pop(0) if n < 0 else n for n in offset)
     return Drop(threshold, seed, (b, h, i, j))
-
-
-def _spelled_out(xp: Any, q: Tensor, call: Call) -> Mask:
-    assert call.mask is not None
-    arange = partial(torch.arange, device=q.device)
-    offset = position_offset(call.mask, call.Lq, call.Lk)
-    i, j = arange(call.Lq), arange(call.Lk)
-    grid = Grid(xp, arange, arange(call.B), arange(call.Hq), i, j, offset)
-    return Dense(visible(call.mask, grid))
 
 
 def _write(mask: Mask, leaves: list[Tensor], numbers: list[int]) -> str:

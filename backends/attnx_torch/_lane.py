@@ -43,7 +43,6 @@ _is_compiling = torch.compiler.is_compiling
 # Modes that record what is done, as make_fx does: their tensors may look plain. It takes a third of
 # the time of `is_compiling`, and what that adds are traces whose tensors are no plain ones.
 _recording = torch._C._len_torch_dispatch_stack
-_any_requires_grad = torch._C._any_requires_grad
 _grad_enabled = torch.is_grad_enabled
 _Tensor = torch.Tensor
 

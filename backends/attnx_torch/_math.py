@@ -19,7 +19,7 @@ from attnx.tiling import Grid, kept, position_offset, visible
 if TYPE_CHECKING:
     from attnx.plugin import Call
 
-__all__ = ["attend"]
+__all__ = ["attend", "visible_pairs"]
 
 
 def attend(
@@ -70,15 +70,20 @@ def attend(
     return out.to(q.dtype), lse
 
 
+def visible_pairs(xp: Any, q: torch.Tensor, call: Call) -> torch.Tensor:
+    """What the call's mask shows, over all pairs at once; broadcasts to (B, Hq, Lq, Lk)."""
+    assert call.mask is not None
+    arange = partial(torch.arange, device=q.device)
+    offset = position_offset(call.mask, call.Lq, call.Lk)
+    i, j = arange(call.Lq), arange(call.Lk)
+    grid = Grid(xp, arange, arange(call.B), arange(call.Hq), i, j, offset)
+    shown: torch.Tensor = visible(call.mask, grid)
+    return shown
+
+
 def _shown(xp: Any, q: torch.Tensor, call: Call) -> torch.Tensor | None:
     """The visible pairs by mask and bias, of shape (B, Hq, Lq, Lk), or None when all are."""
-    shown = None
-    if call.mask is not None:
-        arange = partial(torch.arange, device=q.device)
-        offset = position_offset(call.mask, call.Lq, call.Lk)
-        i, j = arange(call.Lq), arange(call.Lk)
-        grid = Grid(xp, arange, arange(call.B), arange(call.Hq), i, j, offset)
-        shown = visible(call.mask, grid)
+    shown = None if call.mask is None else visible_pairs(xp, q, call)
     if call.bias is not None:
         opened = call.bias != -math.inf
         shown = opened if shown is None else shown & opened

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "CallClass", "Dims", "Options", "Prepared", "prepare"]
 
+HOLE: Any = object()
+"""What stands in a call where an array was."""
+
 
 class CallClass(NamedTuple):
     """Exactly what a plan may depend on; it is the key under which a plan is kept.
@@ -121,6 +124,33 @@ class Call(NamedTuple):
         """The same call with `fn(array)` in place of each array in it, always in one order."""
         bias = None if self.bias is None else fn(self.bias)
         sinks = None if self.sinks is None else fn(self.sinks)
+        return self._mapped(fn, bias, sinks)
+
+    def taken_apart(self) -> tuple[Call, tuple[Any, ...]]:
+        """The call without its arrays, and its arrays, for a framework that must hold them itself.
+
+        What is left compares by value. `put_together` is the way back.
+
+        Returns:
+            The call, and (bias, sinks, *rest): bias and sinks are None where they are not given.
+        """
+        rest: list[Any] = []
+
+        def take(array: Any) -> Any:
+            rest.append(array)
+            return HOLE
+
+        bare = self._mapped(take, None, None)
+        return bare, (self.bias, self.sinks, *rest)
+
+    def put_together(self, bias: Any, sinks: Any, *rest: Any) -> Call:
+        """The call that was `taken_apart`, with these arrays, or others in their place."""
+        if not rest:
+            return self._replace(bias=bias, sinks=sinks)
+        left = iter(rest)
+        return self._mapped(lambda _: next(left), bias, sinks)
+
+    def _mapped(self, fn: Callable[[Any], Any], bias: Any, sinks: Any) -> Call:
         mask = self.mask
         if mask is not None:
             mask = map_leaves(mask, lambda _, __, x: x if isinstance(x, int) else fn(x))

@@ -102,12 +102,27 @@ def check_mask(lane: Lane, mask: Any, q: Any, dims: Dims) -> Mask | None:
         name = f"{type(node).__name__}.{field}"
         if isinstance(node, masks.Dense):
             return _boolean(lane, "mask", leaf, dims)
+        if isinstance(node, masks.BlockMask):
+            return _layout(lane, node, leaf, dims)
         length = dims.Lq if field in ("q", "q_pos", "q_ids") else dims.Lk
         if isinstance(node, (masks.Lengths, masks.Starts, masks.Prefix)):
             return _counts(lane, name, leaf, q, length, dims)
         return _positions(lane, name, leaf, q, length, dims)
 
     return masks.map_leaves(mask, canonical)
+
+
+def _layout(lane: Lane, node: masks.BlockMask, leaf: Any, dims: Dims) -> Any:
+    """A layout of blocks with four axes, as many blocks as the call has."""
+    rows, columns = -(-dims.Lq // node.q_block), -(-dims.Lk // node.kv_block)
+    shape = tuple(leaf.shape)
+    if len(shape) >= 2 and (shape[-2] not in (1, rows) or shape[-1] not in (1, columns)):
+        raise ArgumentError(
+            f"BlockMask.layout: expected ({rows}, {columns}) blocks of {node.q_block} queries and "
+            f"{node.kv_block} keys, each axis 1 or full, for Lq={dims.Lq} and Lk={dims.Lk}, got "
+            f"shape {shape}"
+        )
+    return _boolean(lane, "BlockMask.layout", leaf, dims._replace(Lq=rows, Lk=columns))
 
 
 def _counts(lane: Lane, name: str, leaf: Any, q: Any, length: int, dims: Dims) -> Any:
@@ -163,7 +178,7 @@ def _integers(lane: Lane, name: str, leaf: Any, q: Any) -> Any:
     if not dtype.startswith(("int", "uint")):
         raise ArgumentTypeError(f"{name}: expected integers, got {dtype}")
     found = lane.integers(leaf, q)
-    wide = dtype == "uint64" and math.prod(found.shape) and lane.readable(found)
+    wide = dtype.startswith("uint64") and math.prod(found.shape) and lane.readable(found)
     if wide and lane.extremes(found)[0] < 0:
         raise ArgumentError(f"{name}: expected integers that fit into int64, got greater ones")
     return found

@@ -7,7 +7,7 @@ as the contract, so that the array base class can build on it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from attnx.errors import UnsupportedError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from attnx._call import Call, CallClass
     from attnx._lane import Lane
 
-__all__ = ["MASK_KINDS", "Backend", "Capabilities", "Gradients", "Reason", "mask_kinds"]
+__all__ = ["MASK_KINDS", "Backend", "Capabilities", "Far", "Gradients", "Reason", "mask_kinds"]
 
 MASK_KINDS = frozenset(
     {
@@ -27,6 +27,7 @@ MASK_KINDS = frozenset(
         "starts",
         "prefix",
         "segments",
+        "blocks",
         "dense",
         "predicate",
         "positions",
@@ -73,6 +74,26 @@ class Reason(NamedTuple):
     def __str__(self) -> str:
         text = f"{self.option}={self.got} (has {self.supported})"
         return f"{text}; {self.hint}" if self.hint else text
+
+
+class Far(NamedTuple):
+    """Another framework's backend, as `Lane.bridge` gets it; it compares by value.
+
+    Attributes:
+        name: the backend's name.
+        forward: as `Backend.forward`; like `backward`, it takes and gives concrete arrays.
+        backward: as `Backend.backward`.
+        lacking: why it has no gradient here; empty where it has one.
+    """
+
+    name: str
+    forward: Callable[..., tuple[Any, Any]]
+    backward: Callable[..., Gradients]
+    lacking: tuple[Reason, ...] = ()
+
+    def refuse(self, *reasons: Reason) -> NoReturn:
+        """Say why not, as dispatch would."""
+        raise UnsupportedError.because(self.name, *reasons)
 
 
 class Gradients(NamedTuple):

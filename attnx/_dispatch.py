@@ -241,7 +241,9 @@ def make_plan(choice: Choice, cls: CallClass) -> Plan:
     explanation, backend = _decide(choice, cls, everyone=False)
     warning = ""
     if backend is None and choice.fallback != "raise" and choice.backends is not None:
-        why = "; ".join(f"{c.name}: {_join(c.reasons)}" for c in explanation.candidates)
+        why = "; ".join(
+            f"{c.name}: {'; '.join(map(str, c.reasons))}" for c in explanation.candidates
+        )
         explanation, backend = _fall_back(choice, cls, explanation)
         if backend is not None and choice.fallback == "warn":
             warning = f"{backend.name} computes, because {why}"
@@ -298,10 +300,6 @@ def _fall_back(
     return explanation._replace(candidates=both), backend
 
 
-def _join(reasons: Sequence[Reason]) -> str:
-    return "; ".join(map(str, reasons))
-
-
 def _refusal(explanation: Explanation, choice: Choice, cls: CallClass) -> AttnxError:
     refused = explanation.candidates
     if len(refused) == 1 and refused[0].reasons[0].option == "backend":
@@ -311,7 +309,7 @@ def _refusal(explanation: Explanation, choice: Choice, cls: CallClass) -> AttnxE
         for c in explain_choice(choice, cls).candidates
         if not c.reasons and c.name not in {r.name for r in refused}
     ]
-    what = "; ".join(f"backend {c.name!r} cannot do this call: {_join(c.reasons)}" for c in refused)
+    what = "; ".join(str(UnsupportedError.because(c.name, *c.reasons)) for c in refused)
     hint = f"; {', '.join(map(repr, others))} could" if others else "; no installed backend could"
     return UnsupportedError(
         f"{what or f'no backend for {cls.framework} arrays'}{hint} (asked by {choice.source})",

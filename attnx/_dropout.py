@@ -21,7 +21,7 @@ from attnx._mask_base import is_scalar
 from attnx.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     Arange = Callable[[int, int], Any]
 
@@ -100,6 +100,35 @@ class Dropout:
     def threshold(self) -> int:
         """The lanes below this are dropped: `floor(p * 65536)`."""
         return math.floor(self.p * 65536)
+
+    def _taken_apart(
+        self, words: Callable[[int, int], Any]
+    ) -> tuple[tuple[Any, ...], tuple[float, tuple[int | None, ...]]]:
+        """Its arrays and the rest, for a framework's trees; the seed is an array in any case.
+
+        Args:
+            words: makes the seed of its two words, the low one first.
+        """
+        seed = self.seed
+        if isinstance(seed, int):
+            seed = words(seed & WORD, seed >> 32)
+        arrays = tuple(x for x in self.offset if not isinstance(x, int))
+        fixed = tuple(x if isinstance(x, int) else None for x in self.offset)
+        return (seed, *arrays), (self.p, fixed)
+
+    @classmethod
+    def _put_together(
+        cls, arrays: Iterable[Any], rest: tuple[float, tuple[int | None, ...]]
+    ) -> Dropout:
+        """The way back, without a check: the arrays may be tracers or placeholders."""
+        (seed, *left), (p, fixed) = arrays, rest
+        shifts = iter(left)
+        dropout: Dropout = object.__new__(cls)
+        object.__setattr__(dropout, "p", p)
+        object.__setattr__(dropout, "seed", seed)
+        offset = tuple(next(shifts) if x is None else x for x in fixed)
+        object.__setattr__(dropout, "offset", offset)
+        return dropout
 
 
 class Drop(NamedTuple):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnx._registry import registry
 from attnx.errors import UnsupportedError
-from attnx.plugin import Reason
+from attnx.plugin import Far, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +137,8 @@ class Exchange:
         bridge = registry.lane(cls.framework).bridge
         assert bridge is not None  # `reasons` refused
         lacking = tuple(self.backend.reasons(recorded))
-        return bridge(forward, self.around(self.backend.backward), self.backend.name, lacking)
+        backward = self.around(self.backend.backward)
+        return bridge(Far(self.backend.name, forward, backward, lacking))
 
     def weights(self, cls: CallClass) -> Callable[..., Any]:
         """What `attention_weights` runs, which has no bridge."""
@@ -146,10 +147,7 @@ class Exchange:
                 "tracing", f"by {cls.framework}", f"concrete arrays through {self.there.name}",
                 "call attention_weights outside the transform",
             )  # fmt: skip
-            name = self.backend.name
-            raise UnsupportedError(
-                f"backend {name!r} cannot do this call: {reason}", backend=name, reasons=(reason,)
-            )
+            raise UnsupportedError.because(self.backend.name, reason)
         return self.around(self.backend.weights)
 
     def around(self, run: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,13 +9,47 @@ overrides what differs (devices, tracing, autodiff, formats without DLPack).
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-__all__ = ["Lane"]
+    from attnx._contract import Far
+
+__all__ = ["Lane", "Transforms"]
+
+
+class Transforms(NamedTuple):
+    """What a framework does to functions, in words that are the same for every framework.
+
+    Nothing in a call needs it: the conformance suite asks here for what a backend's `compile`,
+    `vmap`, `forward_mode` and `higher_order` must be seen through. Functions take arrays and masks
+    and give an array or a tuple of arrays. A field is None where the framework has no such thing.
+
+    Attributes:
+        compile: `compile(fn) -> fn`, compiled as one program; a part that cannot be is an error.
+        vmap: `vmap(fn, in_axes) -> fn`, mapped over an axis of each argument, or over none of it
+            where `in_axes` has None; all arrays in a mask have the mask's axis.
+        vjp: `vjp(fn, inputs, cotangents) -> (outputs, gradients)`, which can itself be compiled and
+            mapped, unlike `Lane.vjp`.
+        second: `second(fn, inputs, cotangents, directions) -> gradients` of what the gradients of
+            `fn` give along `directions`, by the framework's usual way to differentiate twice.
+        jvp: `jvp(fn, inputs, tangents) -> (outputs, tangents)`.
+        checkpoint: `checkpoint(fn) -> fn` that keeps nothing for the gradient and computes again.
+        scan: `scan(fn, arrays) -> arrays`, `fn` on each entry of the first axes, as a loop of the
+            framework's.
+        autocast: `autocast(dtype)`, a context in which functions take that dtype (S5.1).
+    """
+
+    compile: Callable[..., Any] | None = None
+    vmap: Callable[..., Any] | None = None
+    vjp: Callable[..., Any] | None = None
+    second: Callable[..., Any] | None = None
+    jvp: Callable[..., Any] | None = None
+    checkpoint: Callable[..., Any] | None = None
+    scan: Callable[..., Any] | None = None
+    autocast: Callable[..., Any] | None = None
 
 
 class Lane:
@@ -28,10 +62,9 @@ class Lane:
         refused_types: subclasses of those with another meaning (`np.ma.MaskedArray`), each refused.
         vjp: `vjp(fn, inputs, cotangents) -> (outputs, gradients)` by the framework's own
             differentiation, or None where it has none.
-        bridge: `bridge(forward, backward, name, lacking) -> apply(q, k, v, call)`: the framework's
-            differentiation and transforms around another framework's backend, or None where there
-            are none. `forward` and `backward` have the signatures of a backend's and take and give
-            concrete arrays; `lacking` holds the reasons why the backend has no gradient here.
+        bridge: `bridge(far) -> apply(q, k, v, call)`: the framework's differentiation and
+            transforms around another framework's backend (`plugin.Far`), or None where there are
+            none.
         host: the framework whose arrays a bridge's functions take under a transform, where they are
             not this framework's own: those of a callback that the compiled program makes, say.
     """
@@ -42,7 +75,11 @@ class Lane:
     array_types: tuple[type, ...] = ()
     refused_types: tuple[type, ...] = ()
     vjp: Callable[[Callable[..., Any], Sequence[Any], Sequence[Any]], tuple[Any, Any]] | None = None
-    bridge: Callable[..., Callable[..., Any]] | None = None
+    bridge: Callable[[Far], Callable[..., Any]] | None = None
+
+    def transforms(self) -> Transforms:
+        """What the framework does to functions; nothing, unless a lane says more."""
+        return Transforms()
 
     def owns(self, value: Any) -> bool:
         """Whether a value is an array of this framework, a tracer included."""

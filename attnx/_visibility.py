@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from attnx.errors import ArgumentError, ArgumentTypeError
 from attnx.masks import (
     And,
+    BlockMask,
     Causal,
     Dense,
     Lengths,
@@ -38,7 +39,8 @@ class Grid(NamedTuple):
 
     Each is a slice with a start and a stop (cheap on arrays) or an integer array (which may be
     traced). `offset` is n_k - n_q, an int or an array of shape (B,). `arange(start, stop)` makes
-    an integer array on the right device.
+    an integer array on the right device. The indices of an axis are a run, and `xp.take` may count
+    on that; `xp.take_any`, where there is one, does not.
     """
 
     xp: Any
@@ -138,6 +140,8 @@ def visible(mask: Mask, grid: Grid) -> Any:
             return (query_ids == grid.per_position(mask.kv_ids, "j")) & (query_ids >= 0)
         case Dense():
             return _dense_tile(mask.array, grid)
+        case BlockMask():
+            return _layout_tile(mask, grid)
         case Predicate():
             return _ask(mask, grid)
     raise ArgumentTypeError(f"mask: expected an attnx mask object, got {type(mask).__name__}")
@@ -166,6 +170,19 @@ def _dense_tile(array: Any, grid: Grid) -> Any:
         if array.shape[axis] != 1:
             array = _take(grid.xp, array, index, axis)
     return array
+
+
+def _layout_tile(mask: BlockMask, grid: Grid) -> Any:
+    """Each pair as its block; the indices of blocks repeat, so they are no run of a tile's."""
+    shown = _dense_tile(mask.layout, grid._replace(i=slice(None), j=slice(None)))
+    take = getattr(grid.xp, "take_any", grid.xp.take)
+    for axis, name, size in ((2, "i", mask.q_block), (3, "j", mask.kv_block)):
+        if shown.shape[axis] != 1:
+            index = getattr(grid, name)
+            if isinstance(index, slice):
+                index = grid.arange(index.start, index.stop)
+            shown = take(shown, index // size, axis=axis)
+    return shown
 
 
 def _ask(mask: Predicate, grid: Grid) -> Any:
@@ -265,6 +282,8 @@ def block_bounds(mask: Mask, blocks: Blocks) -> tuple[Any, Any]:
             return _segment_bounds(mask, blocks)
         case Dense():
             return _dense_bounds(mask.array, blocks)
+        case BlockMask():
+            return _layout_bounds(mask, blocks)
     i, j = blocks.ends("i")[0], blocks.ends("j")[0]
     return (i >= 0) & (j >= 0), (i < 0) & (j < 0)
 
@@ -320,3 +339,18 @@ def _dense_bounds(array: Any, blocks: Blocks) -> tuple[Any, Any]:
             some = blocks.xp.any(_in_blocks(blocks, some, axis, size), axis=axis + 1)
             every = blocks.xp.all(_in_blocks(blocks, every, axis, size), axis=axis + 1)
     return some, every
+
+
+def _layout_bounds(mask: BlockMask, blocks: Blocks) -> tuple[Any, Any]:
+    """By sums over rectangles of the layout: a block of ours may cover several of the mask's."""
+    xp = blocks.xp
+    total = xp.astype(mask.layout, xp.int32)
+    cells: Any = 1
+    for name, axis, size in (("i", 2, mask.q_block), ("j", 3, mask.kv_block)):
+        if mask.layout.shape[axis] == 1:
+            continue
+        first, last = (xp.reshape(end, (-1,)) // size for end in blocks.ends(name))
+        before = xp.cumulative_sum(total, axis=axis, dtype=xp.int32, include_initial=True)
+        total = xp.take(before, last + 1, axis=axis) - xp.take(before, first, axis=axis)
+        cells = cells * _spread(xp, last + 1 - first, axis)
+    return total > 0, total == cells

@@ -14,6 +14,7 @@ __all__ = [
     "AttnxError",
     "AttnxWarning",
     "FallbackWarning",
+    "MissingExtra",
     "PluginError",
     "UnavailableBackend",
     "UnknownBackend",
@@ -59,6 +60,26 @@ class UnsupportedError(AttnxError, NotImplementedError):
         self.backend = backend
         self.reasons = tuple(reasons)
         self.alternatives = tuple(alternatives)
+
+    @classmethod
+    def because(cls, backend: str, *reasons: Reason) -> UnsupportedError:
+        """The error that says why a backend cannot do a call (S8.2).
+
+        Example:
+            >>> from attnx.plugin import Reason
+            >>> raise UnsupportedError.because("x", Reason("softcap", "given", "none"))
+            Traceback (most recent call last):
+            ...
+            attnx.errors.UnsupportedError: backend 'x' cannot do this call: softcap=given (has none)
+        """
+        why = "; ".join(map(str, reasons))
+        return cls(
+            f"backend {backend!r} cannot do this call: {why}", backend=backend, reasons=reasons
+        )
+
+
+class MissingExtra(AttnxError, ModuleNotFoundError):
+    """A library that an optional part needs is not installed; `name` says which."""
 
 
 class UnavailableBackend(AttnxError, ImportError):

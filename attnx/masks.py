@@ -14,7 +14,6 @@ on how a backend tiles them. Masks combine with `&`, `|` and `~`.
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, Any
 
 from attnx._mask_base import (
@@ -22,13 +21,13 @@ from attnx._mask_base import (
     Mask,
     Not,
     Or,
-    is_scalar,
     leaves,
     map_leaves,
     rebuild,
     show,
     walk,
 )
+from attnx._mask_fields import check_align, count, position_key, size, vector
 from attnx.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "And",
+    "BlockMask",
     "Causal",
     "Dense",
     "Lengths",
@@ -53,8 +53,6 @@ __all__ = [
     "show",
     "walk",
 ]
-
-ALIGNMENTS = ("top_left", "bottom_right")
 
 
 class Causal(Mask):
@@ -82,13 +80,13 @@ class Causal(Mask):
     kv_pos: Any
 
     def __init__(self, align: str | None = None, *, q_pos: Any = None, kv_pos: Any = None) -> None:
-        _check_align("Causal", align, q_pos, kv_pos)
-        q_pos = _vector("Causal", "q_pos", q_pos)
-        kv_pos = _vector("Causal", "kv_pos", kv_pos)
+        check_align("Causal", align, q_pos, kv_pos)
+        q_pos = vector("Causal", "q_pos", q_pos)
+        kv_pos = vector("Causal", "kv_pos", kv_pos)
         self._set(align=align, q_pos=q_pos, kv_pos=kv_pos)
 
     def _key(self) -> str:
-        return f"causal[{_position_key(self)}]"
+        return f"causal[{position_key(self)}]"
 
 
 class Window(Mask):
@@ -128,15 +126,15 @@ class Window(Mask):
         q_pos: Any = None,
         kv_pos: Any = None,
     ) -> None:
-        left, right = _size("Window", "left", left), _size("Window", "right", right)
-        _check_align("Window", align, q_pos, kv_pos)
-        q_pos = _vector("Window", "q_pos", q_pos)
-        kv_pos = _vector("Window", "kv_pos", kv_pos)
+        left, right = size("Window", "left", left), size("Window", "right", right)
+        check_align("Window", align, q_pos, kv_pos)
+        q_pos = vector("Window", "q_pos", q_pos)
+        kv_pos = vector("Window", "kv_pos", kv_pos)
         self._set(left=left, right=right, align=align, q_pos=q_pos, kv_pos=kv_pos)
 
     def _key(self) -> str:
         sides = ",".join("*" if side is None else "n" for side in (self.left, self.right))
-        return f"window[{sides},{_position_key(self)}]"
+        return f"window[{sides},{position_key(self)}]"
 
 
 class Lengths(Mask):
@@ -157,8 +155,8 @@ class Lengths(Mask):
     q: Any
 
     def __init__(self, kv: Any, q: Any = None) -> None:
-        kv = _count("Lengths", "kv", kv)
-        q = None if q is None else _count("Lengths", "q", q)
+        kv = count("Lengths", "kv", kv)
+        q = None if q is None else count("Lengths", "q", q)
         self._set(kv=kv, q=q)
 
     def _key(self) -> str:
@@ -181,7 +179,7 @@ class Starts(Mask):
     kv: Any
 
     def __init__(self, kv: Any) -> None:
-        self._set(kv=_count("Starts", "kv", kv))
+        self._set(kv=count("Starts", "kv", kv))
 
 
 class Prefix(Mask):
@@ -200,7 +198,7 @@ class Prefix(Mask):
     n: Any
 
     def __init__(self, n: Any) -> None:
-        self._set(n=_count("Prefix", "n", n))
+        self._set(n=count("Prefix", "n", n))
 
 
 class Segments(Mask):
@@ -223,8 +221,8 @@ class Segments(Mask):
     def __init__(self, q_ids: Any, kv_ids: Any) -> None:
         if q_ids is None or kv_ids is None:
             raise ArgumentTypeError("Segments: expected integer ids for queries and keys, got None")
-        q_ids = _vector("Segments", "q_ids", q_ids)
-        kv_ids = _vector("Segments", "kv_ids", kv_ids)
+        q_ids = vector("Segments", "q_ids", q_ids)
+        kv_ids = vector("Segments", "kv_ids", kv_ids)
         self._set(q_ids=q_ids, kv_ids=kv_ids)
 
 
@@ -255,6 +253,56 @@ class Dense(Mask):
         self._set(array=array)
 
 
+class BlockMask(Mask):
+    """Visibility by blocks: query i sees key j where `layout[..., i // q_block, j // kv_block]`.
+
+    Blocks of pairs that are hidden cost nothing on a backend with tiles. The last block of a row or
+    column may be short.
+
+    Args:
+        layout: boolean, of shape (query blocks, key blocks) or `(*B, Hq, query blocks, key
+            blocks)`, each axis 1 or full; True = visible.
+        block: the size of a block, or (q_block, kv_block).
+
+    Raises:
+        ArgumentError: for a size below 1.
+        ArgumentTypeError: for a layout that is no array, or a size that is no integer.
+
+    Example:
+        >>> import numpy as np
+        >>> BlockMask(np.tri(4, dtype=bool), 128)
+        BlockMask(layout=<bool (4, 4)>, block=(128, 128))
+    """
+
+    __slots__ = ("kv_block", "layout", "q_block")
+    _array_fields = ("layout",)
+    _static_fields = ("q_block", "kv_block")
+    layout: Any
+    q_block: int
+    kv_block: int
+
+    def __init__(self, layout: Any, block: int | tuple[int, int]) -> None:
+        if isinstance(layout, Mask) or not hasattr(layout, "shape"):
+            raise ArgumentTypeError(
+                f"BlockMask: layout: expected a boolean array, got {type(layout).__name__}"
+            )
+        sizes = tuple(block) if isinstance(block, (tuple, list)) else (block, block)
+        if len(sizes) != 2:
+            raise ArgumentError(
+                f"BlockMask: block: expected a size or (q_block, kv_block), got {block!r}"
+            )
+        numbers = [size("BlockMask", "block", n) for n in sizes]
+        if not all(numbers):
+            raise ArgumentError(f"BlockMask: block: expected integers >= 1, got {block!r}")
+        self._set(layout=layout, q_block=numbers[0], kv_block=numbers[1])
+
+    def _key(self) -> str:
+        return "blocks"
+
+    def __repr__(self) -> str:
+        return f"BlockMask(layout={show(self.layout)}, block=({self.q_block}, {self.kv_block}))"
+
+
 class Predicate(Mask):
     """Visibility by a function of the indices (S3.6).
 
@@ -281,87 +329,3 @@ class Predicate(Mask):
 
     def __repr__(self) -> str:
         return f"Predicate({getattr(self.fn, '__name__', self.fn)})"
-
-
-def _position_key(mask: Causal | Window) -> str:
-    if mask.q_pos is None and mask.kv_pos is None:
-        return mask.align or "square"
-    return f"{'q' if mask.q_pos is not None else ''}{'k' if mask.kv_pos is not None else ''}pos"
-
-
-def _check_align(owner: str, align: str | None, q_pos: Any, kv_pos: Any) -> None:
-    if align is not None and not (isinstance(align, str) and align in ALIGNMENTS):
-        hint = "; positions go by name: q_pos=, kv_pos=" if hasattr(align, "shape") else ""
-        raise (ArgumentError if isinstance(align, str) else ArgumentTypeError)(
-            f"{owner}: align: expected 'top_left', 'bottom_right' or None, got {show(align)}{hint}"
-        )
-    if align is not None and (q_pos is not None or kv_pos is not None):
-        raise ArgumentError(
-            f"{owner}: align={align!r} beside explicit positions: the positions say it all, "
-            "so leave align out"
-        )
-
-
-def _size(owner: str, name: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    number = _integer(value)
-    if number is None:
-        raise ArgumentTypeError(
-            f"{owner}: {name}: expected an integer or None, got {type(value).__name__}"
-        )
-    if number < 0:
-        raise ArgumentError(
-            f"{owner}: {name}: expected an integer >= 0 or None (no limit), got {number}"
-        )
-    return number
-
-
-def _count(owner: str, name: str, value: Any) -> Any:
-    """An integer or a list is checked here; an array's dtype and shape when it meets a call."""
-    if isinstance(value, (list, tuple)):
-        return _vector(owner, name, value)
-    number = _integer(value)
-    if number is None:
-        if not hasattr(value, "shape") or is_scalar(value):
-            raise ArgumentTypeError(
-                f"{owner}: {name}: expected an integer or integers of shape *B, "
-                f"got {type(value).__name__}"
-            )
-        return value
-    if number < 0:
-        raise ArgumentError(f"{owner}: {name}: expected an integer >= 0, got {number}")
-    return number
-
-
-def _vector(owner: str, name: str, value: Any) -> Any:
-    if value is None or (hasattr(value, "shape") and not is_scalar(value)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return _freeze(owner, name, value)
-    raise ArgumentTypeError(
-        f"{owner}: {name}: expected an integer array, got {type(value).__name__}"
-    )
-
-
-def _freeze(owner: str, name: str, value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return tuple(_freeze(owner, name, item) for item in value)
-    number = _integer(value)
-    if number is None:
-        raise ArgumentTypeError(f"{owner}: {name}: expected integers, got {value!r} in the list")
-    return number
-
-
-def _integer(value: Any) -> int | None:
-    """A Python or NumPy integer as int; None for anything else, booleans included."""
-    if isinstance(value, bool) or (hasattr(value, "shape") and value.shape != ()):
-        return None
-    if hasattr(value, "dtype") and (value.dtype == bool or not hasattr(value, "item")):
-        return None
-    if hasattr(value, "dtype") and type(value).__module__ != "numpy":
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None

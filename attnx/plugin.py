@@ -26,9 +26,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnx._call import Call, CallClass
-from attnx._contract import MASK_KINDS, Backend, Capabilities, Gradients, Reason, mask_kinds
+from attnx._contract import MASK_KINDS, Backend, Capabilities, Far, Gradients, Reason, mask_kinds
 from attnx._dropout import Dropout
-from attnx._lane import Lane
+from attnx._lane import Lane, Transforms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,9 +51,11 @@ __all__ = [
     "CallClass",
     "Capabilities",
     "Dropout",
+    "Far",
     "Gradients",
     "Lane",
     "Reason",
+    "Transforms",
     "hookimpl",
     "hookspecs",
     "mask_kinds",

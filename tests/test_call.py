@@ -105,6 +105,28 @@ def test_leaves_reach_a_backend_in_one_form(make: Make) -> None:
     assert kinds == {"int64", "bool"}
 
 
+def test_a_call_taken_apart_is_put_together_again(make: Make) -> None:
+    """Without its arrays it compares by value; other arrays may take their places."""
+    q, k, v = make()
+    lengths, bias = np.array([1, 2]), np.zeros((6, 6), np.float32)
+    seed = np.array([1, 2], np.uint32)
+    options = {
+        "mask": Lengths(lengths, 4) & Segments([0] * 6, [1] * 6), "bias": bias,
+        "dropout": attnx.Dropout(0.5, seed, (0, 1, 0, 0)),
+    }  # fmt: skip
+    call = prepared(q, k, v, **options).call
+    bare, arrays = call.taken_apart()
+    assert [None if x is None else x.shape for x in arrays] == [
+        (1, 1, 6, 6), None, (2,), (6,), (6,), (2,),
+    ]  # fmt: skip
+    assert bare == prepared(q, k, v, **options).call.taken_apart()[0]
+    back = bare.put_together(*arrays)
+    assert (back.mask, back.bias is arrays[0], back.dropout) == (call.mask, True, call.dropout)
+    others = tuple(None if x is None else x + 1 for x in arrays)
+    again = bare.put_together(*others).taken_apart()[1]
+    assert list(map(id, again)) == list(map(id, others))
+
+
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [

@@ -227,6 +227,10 @@ VALUES = cases(
         {"mask": Segments(np.full(6, 2**63, np.uint64), six)},
         "Segments.q_ids: expected integers that fit into int64, got greater ones",
     ),
+    ids_beyond_int64_in_another_byte_order=(
+        {"mask": Segments(np.full(6, 2**63, np.dtype(np.uint64).newbyteorder("S")), six)},
+        "Segments.q_ids: expected integers that fit into int64, got greater ones",
+    ),
 )  # fmt: skip
 
 

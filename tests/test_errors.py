@@ -12,6 +12,7 @@ from attnx import errors, plugin
 BUILTINS = {
     errors.ArgumentError: ValueError,
     errors.ArgumentTypeError: TypeError,
+    errors.MissingExtra: ModuleNotFoundError,
     errors.PluginError: RuntimeError,
     errors.UnavailableBackend: ImportError,
     errors.UnknownBackend: LookupError,
@@ -46,6 +47,15 @@ def test_an_unsupported_error_keeps_its_reasons_in_tuples() -> None:
     assert (error.backend, error.reasons, error.alternatives) == ("x", (reason,), ("y",))
     plain = errors.UnsupportedError("no")
     assert (plain.backend, plain.reasons, plain.alternatives) == (None, (), ())
+
+
+def test_the_error_of_one_backend_says_every_reason() -> None:
+    reasons = (plugin.Reason("softcap", "given", "none"), plugin.Reason("device", "cuda", "cpu"))
+    error = errors.UnsupportedError.because("x", *reasons)
+    assert str(error) == (
+        "backend 'x' cannot do this call: softcap=given (has none); device=cuda (has cpu)"
+    )
+    assert (error.backend, error.reasons) == ("x", reasons)
 
 
 def test_an_unsupported_error_survives_pickling() -> None:

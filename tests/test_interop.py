@@ -11,7 +11,7 @@ import pytest
 
 import attnx
 from attnx import Causal, Dense, Lengths, Predicate, Prefix, Segments, Starts, Window
-from attnx.errors import UnsupportedError
+from attnx.errors import ArgumentTypeError, UnsupportedError
 from attnx_conformance.oracle import Reference, reference
 
 Make = Callable[..., tuple[Any, Any, Any]]
@@ -153,6 +153,64 @@ def test_what_the_other_side_cannot_do_is_refused(there: Any, make: Make) -> Non
     with attnx.use_backend("loop", fallback="allow"):
         assert attnx.attention(q, k, v).dtype == np.float16
     assert there.lane.log == []
+
+
+# Byte order -------------------------------------------------------------------------------------
+
+
+def swapped(array: Any) -> Any:
+    """The same numbers in the byte order that is not the machine's."""
+    return array.astype(array.dtype.newbyteorder("S"))
+
+
+BACKENDS = [None, "numpy", "loop"]
+REFUSED = {
+    "q, k and v": lambda q, k, v: attnx.attention(swapped(q), swapped(k), swapped(v)),
+    "k": lambda q, k, v: attnx.attention(q, swapped(k), v),
+    "weights": lambda q, k, v: attnx.attention_weights(swapped(q), k),
+    "plan": lambda q, k, v: attnx.plan(q, k, v)(swapped(q), swapped(k), swapped(v)),
+    "bias": lambda q, k, v: attnx.attention(q, k, v, bias=swapped(np.ones((6, 6), f32))),
+    "sinks": lambda q, k, v: attnx.attention(q, k, v, sinks=swapped(np.ones(4, f32))),
+    "cotangent": lambda q, k, v: attnx.attention_vjp(q, k, v)[1](swapped(np.ones_like(q[..., :5]))),
+    "merge": lambda q, k, v: attnx.merge([(swapped(v), swapped(v[..., 0]))]),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", REFUSED)
+def test_numbers_in_another_byte_order_are_refused(
+    name: str, backend: str | None, there: Any, make: Make
+) -> None:
+    """S5.1: nothing is cast silently, nor read as other numbers by a plan for the machine's own."""
+    q, k, v = make()
+    attnx.attention(q, k, v, backend=backend)
+    with (
+        attnx.use_backend(backend or "numpy"),
+        pytest.raises(ArgumentTypeError, match=r"expected .*, got float32 \(swapped bytes\)"),
+    ):
+        REFUSED[name](q, k, v)
+
+
+@pytest.mark.parametrize("kind", ["i2", "u4", "i8", "u8"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_integers_of_a_mask_mean_the_same_in_any_byte_order(
+    backend: str | None, kind: str, there: Any, make: Make
+) -> None:
+    """S3.6: they are converted by value to the framework's index type, whatever they were."""
+    q, k, v = make()
+    counts, ids = np.array([2, 5], kind), np.array([0, 0, 1, 1, 2, 2], kind)
+
+    def found(form: Callable[[Any], Any]) -> Any:
+        mask = Lengths(form(counts)) & Starts(form(counts // 2)) & (
+            Segments(form(ids), form(ids)) | Window(1, 1, q_pos=form(ids), kv_pos=form(ids))
+        )  # fmt: skip
+        (out, _), pullback = attnx.attention_vjp(
+            q, k, v, mask=mask, return_lse=True, backend=backend
+        )
+        return out, *pullback(out)[:3]
+
+    for got, expected in zip(found(swapped), found(np.asarray), strict=True):
+        assert np.array_equal(got, expected)
 
 
 # Devices ----------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-SWEPT = ("plain", "causal", "predicate", "softcap", "merge", "numpy")
+SWEPT = ("plain", "causal", "either", "bshd", "predicate", "softcap", "merge", "numpy")
 
 
 @pytest.mark.parametrize("dynamic", [pytest.param(None, marks=pytest.mark.sweep), True])
@@ -161,7 +161,9 @@ def test_use_backend_and_backend_inside(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("name", [pytest.param("plain", marks=pytest.mark.sweep), "either"])
-@pytest.mark.parametrize("transform", ["grad", "vmap", "jvp"])
+@pytest.mark.parametrize(
+    "transform", ["grad", *(pytest.param(t, marks=pytest.mark.sweep) for t in ("vmap", "jvp"))]
+)
 def test_torch_func_inside_a_program(name: str, transform: str) -> None:
     call, (q, k, v) = CALLS[name], inputs()
     wrapped = {

@@ -61,6 +61,7 @@ def register() -> None:
         >>> "attnx" in AttentionInterface(), "attnx:numpy" in AttentionInterface()
         (True, True)
     """
+    # `attnx.backends` would load them all, and import their frameworks.
     names = (name for name in registry.names() if not any(part in name for part in MISREAD))
     for implementation, backend in (("attnx", None), *((f"attnx:{name}", name) for name in names)):
         AttentionInterface.register(implementation, partial(attention, backend=backend))
@@ -126,7 +127,9 @@ def attention(
         bias = position_bias if bias is None else position_bias + bias
     drop = None
     if dropout and module.training:
-        drop = attnx.Dropout(dropout, int(torch.randint(1 << 62, ())))
+        # Words that stay on the device, since a compiler cannot trace the reading of a number.
+        words = torch.randint(1 << 32, (2,), device=query.device).to(torch.uint32)
+        drop = attnx.Dropout(dropout, words)
     out = attnx.attention(
         query, key, value, **options, bias=bias, scale=scaling, softcap=softcap, sinks=s_aux,
         dropout=drop, backend=backend,

@@ -36,9 +36,7 @@ def _constant(kernel: Callable[..., Any], what: str) -> Callable[..., Any]:
 
     def refuse(static: Any, _: None, cotangents: Any) -> Any:
         reason = Reason("gradient", f"of {what}", "none", "detach it with jax.lax.stop_gradient")
-        raise UnsupportedError(
-            f"backend 'jax' cannot do this call: {reason}", backend="jax", reasons=(reason,)
-        )
+        raise UnsupportedError.because("jax", reason)
 
     wrapped.defvjp(run, refuse)
     return jax.jit(wrapped, static_argnums=0, inline=True)
@@ -132,9 +130,7 @@ class JaxBackend(Backend):
 def _static(call: Call) -> tuple[bool]:
     """What is compiled in, once the dtype is known to be one that JAX has now."""
     if call.cls.dtype == "float64" and not x64_enabled():
-        raise UnsupportedError(
-            f"backend 'jax' cannot do this call: {X64}", backend="jax", reasons=(X64,)
-        )
+        raise UnsupportedError.because("jax", X64)
     return (not call.cls.assume_finite,)
 
 

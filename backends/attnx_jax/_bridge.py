@@ -16,41 +16,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from attnx.errors import UnsupportedError
 from attnx.plugin import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from attnx.plugin import Call
+    from attnx.plugin import Call, Far
+
+    Operands = tuple[Any, ...]  # the arrays beside q, k and v: bias, sinks, each or None, the rest
 
 __all__ = ["bridge"]
-
-_HOLE: Any = object()  # stands in a call where an array was
-
-
-class _Far(NamedTuple):
-    """The other side: its functions take and give NumPy's arrays."""
-
-    forward: Callable[..., Any]
-    backward: Callable[..., Any]
-    name: str
-    lacking: tuple[Reason, ...]
-
-    def check(self, *reasons: Reason) -> None:
-        """Say why not, as dispatch would."""
-        if reasons:
-            why = "; ".join(map(str, reasons))
-            message = f"backend {self.name!r} cannot do this call: {why}"
-            raise UnsupportedError(message, backend=self.name, reasons=reasons)
-
-
-class _Operands(NamedTuple):
-    """The arrays of a call beside q, k and v, each or None; a pytree."""
-
-    bias: Any
-    sinks: Any
-    leaves: tuple[Any, ...]
 
 
 class _Host(NamedTuple):
@@ -64,11 +39,11 @@ class _Host(NamedTuple):
     """
 
     run: str
-    far: _Far
+    far: Far
     bare: Call
     shapes: tuple[jax.ShapeDtypeStruct, ...]
 
-    def __call__(self, arrays: tuple[Any, ...], x: _Operands) -> tuple[Any, ...]:
+    def __call__(self, arrays: tuple[Any, ...], x: Operands) -> tuple[Any, ...]:
         """Every entry of the axes that vmap put in front: 1 for what is not mapped."""
         flat, tree = jax.tree_util.tree_flatten((arrays, x))
         flat = [np.asarray(array) for array in flat]
@@ -83,42 +58,27 @@ class _Host(NamedTuple):
                 whole[at] = part
         return made
 
-    def entry(self, arrays: tuple[Any, ...], x: _Operands) -> tuple[Any, ...]:
+    def entry(self, arrays: tuple[Any, ...], x: Operands) -> tuple[Any, ...]:
         """One call on the other side; only the results that are asked for."""
-        left = iter(x.leaves)
-        call = self.bare.map_arrays(lambda _: next(left))._replace(bias=x.bias, sinks=x.sinks)
-        found = getattr(self.far, self.run)(*arrays, call)
+        found = getattr(self.far, self.run)(*arrays, self.bare.put_together(*x))
         if self.run == "forward":
             return tuple(found[: len(self.shapes)])
-        given = (*arrays[:3], x.bias, x.sinks)
+        given = (*arrays[:3], *x[:2])
         return tuple(grad for grad, a in zip(found, given, strict=True) if a is not None)
 
 
 class _Static(NamedTuple):
     """What is compiled in."""
 
-    far: _Far
+    far: Far
     bare: Call
 
 
-def bridge(
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    name: str,
-    lacking: tuple[Reason, ...],
-) -> Callable[..., Any]:
+def bridge(far: Far) -> Callable[..., Any]:
     """See `Lane.bridge`."""
-    far = _Far(forward, backward, name, lacking)
 
     def apply(q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
-        leaves: list[Any] = []
-
-        def take(leaf: Any) -> Any:
-            leaves.append(leaf)
-            return _HOLE
-
-        bare = call._replace(bias=None, sinks=None).map_arrays(take)
-        x = _Operands(call.bias, call.sinks, tuple(leaves))
+        bare, x = call.taken_apart()
         made = _attend(_Static(far, bare), q, k, v, x)
         return made[0], made[1] if call.need_lse else None
 
@@ -134,14 +94,14 @@ def _constant(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def refuse(static: _Static, _: None, cotangents: Any) -> Any:
         hint = "detach the first gradient with jax.lax.stop_gradient"
-        static.far.check(Reason("gradient", "of a gradient", "first order", hint))
+        static.far.refuse(Reason("gradient", "of a gradient", "first order", hint))
 
     wrapped.defvjp(run, refuse)
     return wrapped
 
 
 def _called(
-    run: str, static: _Static, arrays: tuple[Any, ...], x: _Operands, shapes: Sequence[Any]
+    run: str, static: _Static, arrays: tuple[Any, ...], x: Operands, shapes: Sequence[Any]
 ) -> Any:
     host: Any = _Host(run, static.far, static.bare, tuple(shapes))
     # Axes of 1 for what vmap does not map: a copy for each entry would cost its memory.
@@ -149,7 +109,7 @@ def _called(
 
 
 @_constant
-def _forward(static: _Static, q: Any, k: Any, v: Any, x: _Operands) -> Any:
+def _forward(static: _Static, q: Any, k: Any, v: Any, x: Operands) -> Any:
     out = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype)
     wide = np.float64 if q.dtype == np.float64 else np.float32
     shapes = (out, jax.ShapeDtypeStruct(q.shape[:-1], np.dtype(wide)))
@@ -157,19 +117,20 @@ def _forward(static: _Static, q: Any, k: Any, v: Any, x: _Operands) -> Any:
 
 
 @_constant
-def _backward(static: _Static, arrays: tuple[Any, ...], x: _Operands) -> Any:
-    given = [a for a in (*arrays[:3], x.bias, x.sinks) if a is not None]
+def _backward(static: _Static, arrays: tuple[Any, ...], x: Operands) -> Any:
+    given = [a for a in (*arrays[:3], *x[:2]) if a is not None]
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in given]
     return _called("backward", static, arrays, x, shapes)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(static: _Static, q: Any, k: Any, v: Any, x: _Operands) -> Any:
+def _attend(static: _Static, q: Any, k: Any, v: Any, x: Operands) -> Any:
     return tuple(_forward(static, q, k, v, x))
 
 
-def _attend_forward(static: _Static, q: Any, k: Any, v: Any, x: _Operands) -> tuple[Any, Any]:
-    static.far.check(*static.far.lacking)
+def _attend_forward(static: _Static, q: Any, k: Any, v: Any, x: Operands) -> tuple[Any, Any]:
+    if static.far.lacking:
+        static.far.refuse(*static.far.lacking)
     out, lse = _forward(_recorded(static), q, k, v, x)
     return ((out, lse) if static.bare.need_lse else (out,)), (q, k, v, x, out, lse)
 
@@ -179,8 +140,8 @@ def _attend_backward(static: _Static, kept: Any, cotangents: tuple[Any, ...]) ->
     d_out, d_lse = cotangents if static.bare.need_lse else (*cotangents, None)
     made = iter(_backward(_recorded(static), (q, k, v, out, lse, d_out, d_lse), x))
     dq, dk, dv = next(made), next(made), next(made)
-    bias, sinks = (None if a is None else next(made) for a in (x.bias, x.sinks))
-    return dq, dk, dv, _Operands(bias, sinks, (None,) * len(x.leaves))
+    bias, sinks = (None if a is None else next(made) for a in x[:2])
+    return dq, dk, dv, (bias, sinks, *[None] * len(x[2:]))
 
 
 def _recorded(static: _Static) -> _Static:

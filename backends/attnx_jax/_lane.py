@@ -16,11 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnx.errors import ArgumentError, UnsupportedError
-from attnx.plugin import Lane, Reason
+from attnx.plugin import Lane, Reason, Transforms
 from attnx_jax._pytrees import register_trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from attnx.plugin import Far
 
 __all__ = ["LANE", "X64", "JaxLane", "x64_enabled"]
 
@@ -160,23 +162,26 @@ class JaxLane(Lane):
         """JAX computes asynchronously."""
         jax.block_until_ready(arrays)
 
-    def bridge(self, *far: Any) -> Callable[..., Any]:
+    def bridge(self, far: Far) -> Callable[..., Any]:
         """`custom_vjp` and callbacks around another framework's backend; see `Lane.bridge`."""
         from attnx_jax._bridge import bridge
 
-        return bridge(*far)
+        return bridge(far)
 
     def vjp(
         self, fn: Callable[..., Any], inputs: Sequence[Any], cotangents: Sequence[Any]
     ) -> tuple[Any, Any]:
         """By `jax.vjp`; a cotangent of None counts as 0."""
-        outputs, pull = jax.vjp(fn, *inputs)
-        flat, tree = jax.tree_util.tree_flatten(outputs)
-        given = [
-            jnp.zeros_like(out) if ct is None else ct
-            for out, ct in zip(flat, cotangents, strict=True)
-        ]
-        return outputs, pull(jax.tree_util.tree_unflatten(tree, given))
+        from attnx_jax._transforms import vjp
+
+        outputs, gradients = vjp(fn, inputs, cotangents)
+        return outputs, gradients
+
+    def transforms(self) -> Transforms:
+        """JAX's own."""
+        from attnx_jax._transforms import TRANSFORMS
+
+        return TRANSFORMS
 
     def follow(self, choice: Any, default: Any) -> None:
         """Make the chosen backend part of the key of jit's cache, in this thread.

@@ -21,7 +21,7 @@ __all__ = ["register_trees"]
 
 CLASSES: tuple[type[masks.Mask], ...] = (
     masks.And, masks.Or, masks.Not, masks.Causal, masks.Window, masks.Lengths, masks.Starts,
-    masks.Prefix, masks.Segments, masks.Dense, masks.Predicate,
+    masks.Prefix, masks.Segments, masks.Dense, masks.BlockMask, masks.Predicate,
 )  # fmt: skip
 
 
@@ -54,21 +54,9 @@ def _unflatten(
 
 
 def _flatten_dropout(dropout: Dropout) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The seed is a leaf of two words, also where it is an integer: JAX's may have 32 bits."""
-    seed = dropout.seed
-    if isinstance(seed, int):
-        seed = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
-    arrays = tuple(x for x in dropout.offset if not isinstance(x, int))
-    fixed = tuple(x if isinstance(x, int) else None for x in dropout.offset)
-    return (seed, *arrays), (dropout.p, fixed)
+    """The words of the seed are NumPy's: JAX's integers may have 32 bits."""
+    return dropout._taken_apart(lambda low, high: np.array([low, high], np.uint32))
 
 
 def _unflatten_dropout(structure: tuple[Any, ...], children: Any) -> Dropout:
-    (seed, *arrays), (p, fixed) = children, structure
-    left = iter(arrays)
-    dropout: Dropout = object.__new__(Dropout)
-    object.__setattr__(dropout, "p", p)
-    object.__setattr__(dropout, "seed", seed)
-    offset = tuple(next(left) if x is None else x for x in fixed)
-    object.__setattr__(dropout, "offset", offset)
-    return dropout
+    return Dropout._put_together(children, structure)

@@ -141,6 +141,8 @@ class _Runs:
         shape = (*array.shape[:axis], index.shape[0], *array.shape[axis + 1 :])
         return cut(array, tuple(starts), shape)
 
+    take_any = staticmethod(jnp.take)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(jnp, name)
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attnx import masks
 from attnx.errors import UnsupportedError
 from attnx.plugin import Gradients, Reason
 from attnx_torch import _math, _sdpa
@@ -46,7 +45,7 @@ class _Attention(torch.autograd.Function):
     ) -> tuple[torch.Tensor, Any]:
         ctx.set_materialize_grads(False)
         ctx.backend = backend
-        ctx.call, leaves = _without_arrays(call)
+        ctx.call, (_, _, *leaves) = call.taken_apart()
         ctx.parts = backend.sdpa_parts(q, k, v, call)
         if ctx.parts is None:
             out, lse = backend.forward_lse(q, k, v, call)
@@ -105,7 +104,7 @@ def _second(ctx: Any, cotangents: tuple[Any, ...], *, again: bool) -> list[Any]:
         # One tensor may have come as several arguments; each view is told apart.
         inputs: list[Any] = [None if x is None else x.view_as(x) for x in saved[:7]]
         d_out, d_lse, q, k, v, bias, sinks = inputs
-        call = _with_arrays(ctx.call, bias, sinks, list(saved[7:]))
+        call = ctx.call.put_together(bias, sinks, *saved[7:])
         answer = _math.attend(ctx.backend.xp, q, k, v, call)
         given = [
             (y, dy) for y, dy in zip(answer, (d_out, d_lse), strict=True) if dy is not None
@@ -132,9 +131,7 @@ def _second(ctx: Any, cotangents: tuple[Any, ...], *, again: bool) -> list[Any]:
 
 
 def _refusal(got: str, supported: str, hint: str) -> UnsupportedError:
-    reason = Reason("gradient", got, supported, hint)
-    message = f"backend 'torch' cannot do this call: {reason}"
-    return UnsupportedError(message, backend="torch", reasons=(reason,))
+    return UnsupportedError.because("torch", Reason("gradient", got, supported, hint))
 
 
 def _recorded(
@@ -162,7 +159,7 @@ def _gradients(
     q, k, v, out, lse, bias, sinks, *rest = saved
     count = len(rest) - 4 * len(parts or ())
     leaves, graphs = rest[:count], rest[count:]
-    call = _with_arrays(call, bias, sinks, leaves)
+    call = call.put_together(bias, sinks, *leaves)
     if parts is not None and _exact(d_out, call):
         return _sdpa_gradients(parts, graphs, d_out, (q, k, v))
     if lse is None:
@@ -206,23 +203,3 @@ def _sdpa_gradients(
         elif graphs[1 + at].requires_grad:
             sums[at] = torch.zeros_like(x)
     return Gradients(*sums)
-
-
-def _without_arrays(call: Call) -> tuple[Call, list[torch.Tensor]]:
-    """The call without its tensors, which autograd must hold to see writes in place."""
-    mask = call.mask
-    leaves = [] if mask is None else [x for _, _, x in masks.leaves(mask) if _is_tensor(x)]
-    leaves += () if call.dropout is None else call.dropout.arrays
-    return call._replace(bias=None, sinks=None), leaves
-
-
-def _with_arrays(call: Call, bias: Any, sinks: Any, leaves: list[torch.Tensor]) -> Call:
-    mask, left = call.mask, iter(leaves)
-    if mask is not None and leaves:
-        mask = masks.map_leaves(mask, lambda _, __, x: next(left) if _is_tensor(x) else x)
-    drop = None if call.dropout is None else call.dropout.map_arrays(lambda _: next(left))
-    return call._replace(mask=mask, bias=bias, sinks=sinks, dropout=drop)
-
-
-def _is_tensor(x: Any) -> bool:
-    return isinstance(x, torch.Tensor)

@@ -11,56 +11,32 @@ a derivative is an error and never a path that is silently missing (S6.5).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from attnx.errors import UnsupportedError
 from attnx.plugin import Reason
 from attnx_torch._lane import is_batched, transformed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from attnx.plugin import Call
+    from attnx.plugin import Call, Far
 
 __all__ = ["bridge"]
 
-_HOLE: Any = object()  # stands in a call where a tensor was
 
-
-class _Far(NamedTuple):
-    """The other side: its functions take and give plain tensors."""
-
-    forward: Callable[..., Any]
-    backward: Callable[..., Any]
-    name: str
-    lacking: tuple[Reason, ...]
-
-    def refuse(self, *reasons: Reason) -> NoReturn:
-        """Say why not, as dispatch would."""
-        why = "; ".join(map(str, reasons))
-        message = f"backend {self.name!r} cannot do this call: {why}"
-        raise UnsupportedError(message, backend=self.name, reasons=reasons)
-
-
-def bridge(
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    name: str,
-    lacking: tuple[Reason, ...],
-) -> Callable[..., Any]:
+def bridge(far: Far) -> Callable[..., Any]:
     """See `Lane.bridge`."""
-    far = _Far(forward, backward, name, lacking)
 
     def apply(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> tuple[Any, Any]:
-        bare, tensors = _taken_apart(call)
+        bare, tensors = call.taken_apart()
         if not call.cls.traced:
             out, lse = _Recorded.apply(far, bare, q, k, v, *tensors)
             return out, lse
         if not transformed():
             far.refuse(_forward_mode())
-        if not lacking:  # which transform is looking cannot be told, so it may want a gradient
+        if not far.lacking:  # which transform is looking cannot be told, so it may want a gradient
             bare = bare._replace(cls=call.cls._replace(gradient="framework"))
         out, lse = _Transformed.apply(far, bare, q, k, v, *tensors)
         return out, lse
@@ -74,35 +50,17 @@ def _forward_mode() -> Reason:
     )
 
 
-def _taken_apart(call: Call) -> tuple[Call, list[Any]]:
-    """The call without its tensors, and the tensors: bias and sinks, each or None, then leaves."""
-    leaves: list[Any] = []
-
-    def take(leaf: Any) -> Any:
-        leaves.append(leaf)
-        return _HOLE
-
-    bare = call._replace(bias=None, sinks=None).map_arrays(take)
-    return bare, [call.bias, call.sinks, *leaves]
-
-
-def _put_together(bare: Call, bias: Any, sinks: Any, leaves: Sequence[Any]) -> Call:
-    left = iter(leaves)
-    return bare.map_arrays(lambda _: next(left))._replace(bias=bias, sinks=sinks)
-
-
-def _attend(far: _Far, bare: Call, tensors: Sequence[Any]) -> tuple[Any, Any]:
-    q, k, v, bias, sinks, *leaves = tensors
-    out, lse = far.forward(q, k, v, _put_together(bare, bias, sinks, leaves))
+def _attend(far: Far, bare: Call, tensors: Sequence[Any]) -> tuple[Any, Any]:
+    q, k, v, *others = tensors
+    out, lse = far.forward(q, k, v, bare.put_together(*others))
     # torch.func takes tensors alone; nobody reads lse where it was not asked for.
     return out, out.new_empty(0) if lse is None else lse
 
 
-def _gradients(far: _Far, bare: Call, d_out: Any, d_lse: Any, saved: Sequence[Any]) -> Any:
+def _gradients(far: Far, bare: Call, d_out: Any, d_lse: Any, saved: Sequence[Any]) -> Any:
     """The gradients of those of q, k, v, bias and sinks that are given."""
-    q, k, v, bias, sinks, *leaves, out, lse = saved
-    call = _put_together(bare, bias, sinks, leaves)
-    made = far.backward(q, k, v, out, lse, d_out, d_lse, call)
+    q, k, v, *others, out, lse = saved
+    made = far.backward(q, k, v, out, lse, d_out, d_lse, bare.put_together(*others))
     return tuple(x for x, given in zip(made, saved, strict=False) if given is not None)
 
 
@@ -128,7 +86,7 @@ def _differentiate(ctx: Any, function: Any, d_out: Any, d_lse: Any) -> tuple[Any
     return (None, None, *grads, *nothing[7:])
 
 
-def _refuse_batch(far: _Far) -> NoReturn:
+def _refuse_batch(far: Far) -> NoReturn:
     hint = "call backward in a loop, or use torch.func.vjp with torch.func.vmap"
     far.refuse(Reason("gradient", "of a batch of cotangents", "one at a time", hint))
 
@@ -148,7 +106,7 @@ class _Twice(torch.autograd.Function):
 
 class _Recorded(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, far: _Far, bare: Call, *tensors: Any) -> tuple[Any, Any]:
+    def forward(ctx: Any, far: Far, bare: Call, *tensors: Any) -> tuple[Any, Any]:
         ctx.set_materialize_grads(False)
         ctx.far, ctx.bare = far, bare
         out, lse = _attend(far, bare, tensors)
@@ -164,14 +122,14 @@ class _Recorded(torch.autograd.Function):
 
 class _RecordedGradients(_Twice):
     @staticmethod
-    def forward(ctx: Any, far: _Far, bare: Call, d_out: Any, d_lse: Any, *saved: Any) -> Any:
+    def forward(ctx: Any, far: Far, bare: Call, d_out: Any, d_lse: Any, *saved: Any) -> Any:
         ctx.far = far
         return _gradients(far, bare, d_out, d_lse, saved)
 
 
 class _Transformed(torch.autograd.Function):
     @staticmethod
-    def forward(far: _Far, bare: Call, *tensors: Any) -> tuple[Any, Any]:
+    def forward(far: Far, bare: Call, *tensors: Any) -> tuple[Any, Any]:
         return _attend(far, bare, tensors)
 
     @staticmethod
@@ -189,13 +147,13 @@ class _Transformed(torch.autograd.Function):
         ctx.far.refuse(_forward_mode())
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], far: _Far, bare: Call, *tensors: Any) -> Any:
+    def vmap(info: Any, in_dims: tuple[Any, ...], far: Far, bare: Call, *tensors: Any) -> Any:
         return _each(_Transformed, info, in_dims, far, bare, *tensors)
 
 
 class _TransformedGradients(_Twice):
     @staticmethod
-    def forward(far: _Far, bare: Call, d_out: Any, d_lse: Any, *saved: Any) -> Any:
+    def forward(far: Far, bare: Call, d_out: Any, d_lse: Any, *saved: Any) -> Any:
         return _gradients(far, bare, d_out, d_lse, saved)
 
     @staticmethod
@@ -203,12 +161,12 @@ class _TransformedGradients(_Twice):
         ctx.far = inputs[0]
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], far: _Far, bare: Call, *tensors: Any) -> Any:
+    def vmap(info: Any, in_dims: tuple[Any, ...], far: Far, bare: Call, *tensors: Any) -> Any:
         return _each(_TransformedGradients, info, in_dims, far, bare, *tensors)
 
 
 def _each(
-    function: Any, info: Any, in_dims: tuple[Any, ...], far: _Far, bare: Call, *tensors: Any
+    function: Any, info: Any, in_dims: tuple[Any, ...], far: Far, bare: Call, *tensors: Any
 ) -> tuple[Any, Any]:
     """A batch of vmap, entry by entry."""
     size = info.batch_size

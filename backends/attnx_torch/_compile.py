@@ -37,7 +37,7 @@ NODES: dict[str, type[Mask]] = {
     cls.__name__: cls
     for cls in (
         masks.Causal, masks.Window, masks.Lengths, masks.Starts, masks.Prefix, masks.Segments,
-        Dense,
+        masks.BlockMask, Dense,
     )
 }  # fmt: skip
 

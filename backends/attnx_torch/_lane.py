@@ -23,12 +23,14 @@ from torch.autograd import forward_ad
 from torch.masked import MaskedTensor
 
 from attnx.errors import ArgumentError, ArgumentTypeError
-from attnx.plugin import Lane
+from attnx.plugin import Lane, Transforms
 from attnx_torch._pytrees import register_trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
+
+    from attnx.plugin import Far
 
 __all__ = [
     "LANE", "TorchLane", "any_autocast", "autocast_dtype", "is_batched", "transformed",
@@ -165,11 +167,17 @@ class TorchLane(Lane):
         )
         return outputs, gradients
 
-    def bridge(self, *far: Any) -> Callable[..., Any]:
+    def bridge(self, far: Far) -> Callable[..., Any]:
         """Autograd and `torch.func` around another framework's backend; see `Lane.bridge`."""
         from attnx_torch._bridge import bridge
 
-        return bridge(*far)
+        return bridge(far)
+
+    def transforms(self) -> Transforms:
+        """`torch.compile`, `torch.func`, checkpoint and autocast."""
+        from attnx_torch._transforms import TRANSFORMS
+
+        return TRANSFORMS
 
     def to_numpy(self, array: torch.Tensor) -> Any:
         """A view where the tensor is on the host; bfloat16, which NumPy lacks, by its bits."""

@@ -23,10 +23,8 @@ __all__ = ["register_trees"]
 
 CLASSES: tuple[type[masks.Mask], ...] = (
     masks.And, masks.Or, masks.Not, masks.Causal, masks.Window, masks.Lengths, masks.Starts,
-    masks.Prefix, masks.Segments, masks.Dense, masks.Predicate,
+    masks.Prefix, masks.Segments, masks.Dense, masks.BlockMask, masks.Predicate,
 )  # fmt: skip
-
-WORD = 0xFFFFFFFF
 
 
 def register_trees() -> None:
@@ -37,7 +35,7 @@ def register_trees() -> None:
             serialized_type_name=f"attnx.masks.{cls.__name__}",
         )  # fmt: skip
     pytree.register_pytree_node(
-        Dropout, _flatten_dropout, _unflatten_dropout, serialized_type_name="attnx.Dropout",
+        Dropout, _flatten_dropout, Dropout._put_together, serialized_type_name="attnx.Dropout",
         flatten_with_keys_fn=_dropout_with_keys,
     )  # fmt: skip
 
@@ -69,27 +67,15 @@ def _unflatten(
     return masks.rebuild(cls, static, tuple([given.get(n) for n in cls._array_fields]), text)
 
 
+def _words(low: int, high: int) -> torch.Tensor:
+    return torch.tensor([low, high]).to(torch.uint32)
+
+
 def _flatten_dropout(dropout: Dropout) -> tuple[list[Any], tuple[Any, ...]]:
-    """The seed is a leaf of two words, also where it is an integer."""
-    seed = dropout.seed
-    if isinstance(seed, int):
-        seed = torch.tensor([seed & WORD, seed >> 32]).to(torch.uint32)
-    arrays = [x for x in dropout.offset if not isinstance(x, int)]
-    fixed = tuple(x if isinstance(x, int) else None for x in dropout.offset)
-    return [seed, *arrays], (dropout.p, fixed)
+    children, structure = dropout._taken_apart(_words)
+    return list(children), structure
 
 
 def _dropout_with_keys(dropout: Dropout) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-    children, structure = _flatten_dropout(dropout)
+    children, structure = dropout._taken_apart(_words)
     return [(pytree.SequenceKey(n), x) for n, x in enumerate(children)], structure
-
-
-def _unflatten_dropout(children: Iterable[Any], structure: tuple[Any, ...]) -> Dropout:
-    (seed, *arrays), (p, fixed) = children, structure
-    left = iter(arrays)
-    dropout: Dropout = object.__new__(Dropout)
-    for name, value in (
-        ("p", p), ("seed", seed), ("offset", tuple(next(left) if x is None else x for x in fixed)),
-    ):  # fmt: skip
-        object.__setattr__(dropout, name, value)
-    return dropout

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from attnx.errors import UnsupportedError
 from attnx.masks import Mask, map_leaves
-from attnx.plugin import Lane
+from attnx.plugin import Dropout, Lane
 
 from .cases import Inputs
 
@@ -25,6 +25,8 @@ __all__ = [
     "adapted",
     "in_layout",
     "marshal",
+    "marshal_options",
+    "plain_dropout",
     "same_bytes",
     "view_of",
 ]
@@ -137,6 +139,31 @@ def marshal(inputs: Inputs, lane: Lane) -> Arguments:
             if lane.dtype_name(made[name]) not in (value.dtype.name, "bool"):
                 raise NotApplicableError(f"{lane.name} makes {value.dtype} {made[name].dtype}")
     return Arguments(**made)
+
+
+def marshal_options(options: Mapping[str, Any], lane: Lane) -> dict[str, Any]:
+    """Scalar options, with a dropout whose NumPy arrays are a lane's own."""
+    made = dict(options)
+    if isinstance(made.get("dropout"), Dropout):
+        made["dropout"] = _each(made["dropout"], lane.from_numpy)
+    return made
+
+
+def plain_dropout(dropout: Dropout, to_numpy: Callable[[Any], Any] = np.asarray) -> Dropout:
+    """The same numbers as integers, in place of arrays."""
+
+    def number(array: Any) -> int:
+        words = np.atleast_1d(np.asarray(to_numpy(array)))
+        return sum(int(word) << 32 * place for place, word in enumerate(words))
+
+    return _each(dropout, number)
+
+
+def _each(dropout: Dropout, fn: Callable[[Any], Any]) -> Dropout:
+    """With `fn(array)` in place of each array."""
+    seed, *offset = (x if isinstance(x, int) else fn(x) for x in (dropout.seed, *dropout.offset))
+    b, h, i, j = offset
+    return Dropout(dropout.p, seed, (b, h, i, j))
 
 
 def _leaf(leaf: Any, lane: Lane) -> Any:

@@ -44,7 +44,12 @@ mask           boolean, true = visible; (*B, Hq, Lq, Lk) in either layout, (Lq, 
                It is the whole truth: causal, windows, lengths and a bias of -inf are in it.
                options.mask says how else it may be told: "none" (all visible), "top_left" or
                "bottom_right" (causal with that alignment), "array" (by the array alone).
-options        scale is the number to use; softcap is null where there is none.
+options        scale is the number to use; softcap and dropout are null where there is none.
+dropout        P is multiplied by F after lse is taken: out = (F P) v. Element (b, h, i, j), plus
+               offset, reads lane j mod 8 of Philox4x32-10 with counter (j / 8, i, h, b) and key
+               seed (low word, high word); lane 2w is the low half of word w, 2w + 1 the high one;
+               b is the row-major batch index. F is 0 where the lane is below threshold, else
+               65536 / (65536 - threshold); threshold is floor(65536 p).
 layout         "bhsd": q is (*B, Hq, Lq, D). "bshd": q is (*B, Lq, Hq, D).
 
 What is asked  s = scale * q k';  s = softcap * tanh(s / softcap);  s = s + bias;  not visible: -inf

@@ -161,6 +161,15 @@ class _Expansion:
     def _not(self, mask: Any) -> Bools:
         return ~self(mask.part)
 
+    def _blockmask(self, mask: Any) -> Bools:
+        rows, columns = (
+            np.arange(self.grid.Lq) // mask.q_block,
+            np.arange(self.grid.Lk) // mask.kv_block,
+        )
+        blocks = np.asarray(mask.layout)
+        blocks = blocks if blocks.shape[-2] == 1 else blocks[..., rows, :]
+        return self._array(blocks if blocks.shape[-1] == 1 else blocks[..., columns])
+
     def _lengths(self, mask: Any) -> Bools:
         seen: Bools = self.j < self.grid.per_entry(mask.kv)
         if mask.q is not None:

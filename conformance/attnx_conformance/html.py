@@ -29,7 +29,6 @@ MARKS = {
 }  # fmt: skip
 """What stands before a verdict, so that it reads without colour."""
 
-ORDER = (*PROFILES[:-1], "transforms", PROFILES[-1])
 FAULTS_SHOWN = 25
 DETAIL = 4_000
 DETAILS = 3_000_000
@@ -89,7 +88,7 @@ def _content(report: Report) -> dict[str, Any]:
 
 
 def _place(profile: str) -> tuple[int, str]:
-    return (ORDER.index(profile) if profile in ORDER else len(ORDER), profile)
+    return (PROFILES.index(profile) if profile in PROFILES else len(PROFILES), profile)
 
 
 def _cell(counts: Mapping[str, int]) -> dict[str, Any]:

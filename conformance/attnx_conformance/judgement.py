@@ -45,6 +45,7 @@ class Judgement:
         slope: The part of the error that is proportional to the expected values.
         drift: The slope as a share of what errors of the bounds' size, all of one sign, would give.
         distinct: How many different values were expected.
+        share: The largest part that one expected value has in the squares of the bounds.
     """
 
     ok: bool
@@ -56,6 +57,7 @@ class Judgement:
     slope: float = 0.0
     drift: float = 0.0
     distinct: int = 0
+    share: float = 0.0
 
 
 def judge(actual: Any, expected: NDArray[np.float64], bound: Bound) -> Judgement:
@@ -115,11 +117,11 @@ def _ratios(
 
 def _systematic(
     got: NDArray[np.float64], expected: NDArray[np.float64], bound: Bound
-) -> tuple[float, float, float, int]:
+) -> tuple[float, float, float, int, float]:
     """How much of the error is not noise, over the elements that are finite on both sides."""
     use = np.isfinite(got) & np.isfinite(expected) & np.isfinite(bound.limit)
     if not use.any():
-        return 0.0, 0.0, 0.0, 0
+        return 0.0, 0.0, 0.0, 0, 0.0
     error, truth, limit = got[use] - expected[use], expected[use], bound.limit[use]
     floor = math.sqrt(float(np.mean(limit**2)))
     power = float(truth @ truth)
@@ -127,4 +129,8 @@ def _systematic(
     along = abs(float(error @ truth))
     most = float(limit @ np.abs(truth))
     slope = along / power if power else 0.0
-    return rms_ratio, slope, along / most if most else 0.0, int(np.unique(truth).size)
+    drift = along / most if most else 0.0
+    values, which = np.unique(truth, return_inverse=True)
+    squares = np.bincount(which, weights=limit**2)
+    share = float(squares.max() / squares.sum()) if floor else 0.0
+    return rms_ratio, slope, drift, values.size, share

@@ -62,25 +62,26 @@ def _forward(t: Terms, low: np.dtype[Any], high: np.dtype[Any]) -> dict[str, Arr
         total = total + np.exp(sinks - top)
     lse = (np.log(total) + top)[..., 0]
     P = np.where(t.visible, weights / np.where(total > 0, total, 1), 0)
-    out = P.astype(low).astype(high) @ v
-    return {"q": q, "k": k, "v": v, "slope": slope, "P": P, "out": out, "lse": lse}
+    F = t.F.astype(high)
+    out = (F * P).astype(low).astype(high) @ v
+    return {"q": q, "k": k, "v": v, "slope": slope, "P": P, "F": F, "out": out, "lse": lse}
 
 
 def _backward(
     t: Terms, low: np.dtype[Any], high: np.dtype[Any], made: dict[str, Array]
 ) -> dict[str, Array]:
     d_out, d_lse = t.d_out.astype(high), t.d_lse.astype(high)
-    P, scale = made["P"], high.type(t.scale)
+    P, F, scale = made["P"], made["F"], high.type(t.scale)
     # From the stored out, as kernels do that keep no more than the caller has.
     delta = (d_out * made["out"].astype(low).astype(high)).sum(axis=-1)
-    dP = d_out @ np.swapaxes(made["v"], -1, -2)
+    dP = F * (d_out @ np.swapaxes(made["v"], -1, -2))
     dS = np.where(t.visible, P * (dP - delta[..., None] + d_lse[..., None]), 0)
     dS_low = (dS * made["slope"]).astype(low).astype(high)
     back = {
         "dS": dS,
         "dq": scale * (dS_low @ made["k"]),
         "dk": t.fold_heads(scale * (np.swapaxes(dS_low, -1, -2) @ made["q"])),
-        "dv": t.fold_heads(np.swapaxes(P.astype(low).astype(high), -1, -2) @ d_out),
+        "dv": t.fold_heads(np.swapaxes((F * P).astype(low).astype(high), -1, -2) @ d_out),
     }
     if t.sinks is not None:
         p_sink = np.where(t.live, np.exp(t.sinks.astype(high)[:, None] - made["lse"]), 1)

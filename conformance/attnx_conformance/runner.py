@@ -15,9 +15,17 @@ from typing import Any
 import numpy as np
 
 from attnx.errors import UnsupportedError
-from attnx.plugin import Gradients, mask_kinds
+from attnx.plugin import Dropout, Gradients, mask_kinds
 
-from ._marshal import Arguments, NotApplicableError, adapted, in_layout, marshal, same_bytes
+from ._marshal import (
+    Arguments,
+    NotApplicableError,
+    adapted,
+    in_layout,
+    marshal,
+    marshal_options,
+    same_bytes,
+)
 from .cases import Case, Inputs
 from .expectation import Expectation, expectation
 from .judgement import judge
@@ -25,7 +33,7 @@ from .results import OK
 from .subject import BackendSubject, Subject
 from .tolerance import more_than_noise
 
-__all__ = ["Outcome", "examine", "lacking_of", "run"]
+__all__ = ["Outcome", "drops", "examine", "lacking_of", "run"]
 
 
 @dataclass(frozen=True)
@@ -127,6 +135,7 @@ class _Trial:
     ) -> None:  # fmt: skip
         self.subject, self.lane, self.case = subject, subject.lane, case
         self.dtype, self.layout, self.gradients = dtype, layout, gradients
+        self.given: dict[str, Any] = {}
         self.ratios: dict[str, float] = {}
         self.results: dict[str, Any] = {}
         self.lacks = lacking_of(case, subject) if lacks is None else lacks
@@ -144,6 +153,7 @@ class _Trial:
                 raise NotApplicableError(f"{self.lane.name} has no differentiation of its own")
             self.gradients = None
         args = marshal(inputs, self.lane)
+        self.given = marshal_options(self.case.options, self.lane)
         before = args.snapshot(self.lane)
         lacks = self._lacks(inputs)
         if lacks:
@@ -169,6 +179,7 @@ class _Trial:
             "bias": inputs.bias is not None,
             "softcap": options.get("softcap") is not None,
             "sinks": inputs.sinks is not None,
+            "dropout": drops(options.get("dropout")),
         }  # fmt: skip
         lacks = [name for name, asked in wanted.items() if asked and not getattr(has, name)]
         lacks += [] if self.dtype in has.dtypes else [self.dtype]
@@ -201,7 +212,7 @@ class _Trial:
     # What it computes
 
     def _options(self, args: Arguments) -> dict[str, Any]:
-        return {**args.options(), **self.case.options, "layout": self.layout}
+        return {**args.options(), **self.given, "layout": self.layout}
 
     def _attention(self, args: Arguments, **more: Any) -> Any:
         return self.subject.attention(args.q, args.k, args.v, **self._options(args), **more)
@@ -221,7 +232,8 @@ class _Trial:
             same = same_bytes(np.asarray(again), np.asarray(self.lane.to_numpy(out)))
             self._require(same, "two runs differ, though declared deterministic")
         if "weights" in self.case.compare and self.subject.has_weights:
-            weights = self.subject.attention_weights(args.q, args.k, **self._options(args))
+            options = {n: x for n, x in self._options(args).items() if n != "dropout"}  # S2.5
+            weights = self.subject.attention_weights(args.q, args.k, **options)
             self._check("weights", weights, expected)
 
     def _pair(self, made: Any) -> Any:
@@ -311,6 +323,11 @@ class _Trial:
     def _require(self, fact: bool, otherwise: str) -> None:
         if not fact:
             raise _FaultError(otherwise)
+
+
+def drops(dropout: Dropout | None) -> bool:
+    """Whether it drops anything: below a lane's worth of p, as with p = 0, it is no dropout."""
+    return dropout is not None and dropout.threshold > 0
 
 
 def _heads(array: Any, layout: str) -> int:

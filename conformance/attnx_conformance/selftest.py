@@ -48,6 +48,7 @@ _NEAR: Mapping[str, tuple[str, ...]] = {
     "bias": ("bias", "gradient-bias"),
     "sinks": ("sinks", "bias-everything", "gradient-softcap-everything"),
     "lse": ("cross", "grouped", "numbers", "sinks", "bias"),
+    "dropout": ("dropout",),
     "backward": ("gradient", "grouped", "numbers-negative-lse", "sinks", "bias"),
     "behaviour": ("grouped", "one-pair", "one-key", "one-of-each", "bias", "sinks", "edge",
                   "empty"),

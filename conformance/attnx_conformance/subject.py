@@ -22,7 +22,7 @@ from attnx.errors import ArgumentError
 from attnx.masks import Mask, map_leaves
 from attnx.plugin import MASK_KINDS, Capabilities, Lane
 
-from ._marshal import NotApplicableError
+from ._marshal import NotApplicableError, plain_dropout
 from ._visibility import Grid, visibility
 from ._witness import Witness
 from .cases import DTYPES
@@ -38,9 +38,11 @@ __all__ = [
 ]
 
 LAYOUTS = ("bhsd", "bshd")
-FEATURES = frozenset({
+SEEN_THROUGH = frozenset({"compile", "vmap", "forward_mode", "higher_order"})
+"""Transforms of its framework that a function may be seen through; see `Capabilities`."""
+FEATURES = SEEN_THROUGH | frozenset({
     "causal", "causal_top_left", "causal_bottom_right", "mask", "bias", "scale", "softcap", "sinks",
-    "lse", "gqa", "gradients", "memory", "mask_objects",
+    "dropout", "lse", "gqa", "gradients", "memory", "mask_objects",
 })  # fmt: skip
 """What `FunctionSubject(supports=...)` may name."""
 
@@ -67,6 +69,7 @@ class Subject:
         refuses: whether it must itself refuse what it does not declare; a plain function is simply
             not asked.
         linear_memory: whether it says that its memory grows with L alone; a backend always does.
+        mask_objects: whether masks reach it as objects, and not as boolean arrays.
     """
 
     name: str
@@ -79,6 +82,7 @@ class Subject:
     has_weights: ClassVar[bool] = False
     refuses: ClassVar[bool] = False
     linear_memory: bool = True
+    mask_objects: bool = True
 
     def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
         """As `attnx.attention`."""
@@ -143,7 +147,7 @@ class FunctionSubject(Subject):
         dtypes: names of the dtypes that it takes.
         supports: some of `FEATURES`. "causal" passes `causal=True`, "top_left" or "bottom_right";
             the two others pass `causal=True`, and the other alignment of a rectangular call as a
-            mask.
+            mask. "dropout" passes an `attnx.Dropout` of integers, seed and offset (S9).
         vjp: its own pullback maker, as `attnx.attention_vjp`; else the framework differentiates.
         isolation: "full" where it keeps NaN in unseen keys from the rows that do not see them.
     """
@@ -179,6 +183,7 @@ class FunctionSubject(Subject):
         self.name = name or getattr(fn, "__name__", type(fn).__name__)
         self.isolation, self.linear_memory = isolation, "memory" in supports
         self.spec, self.layouts = spec, layouts
+        self.mask_objects = "mask_objects" in supports
         self.lane = attnx.get_backend(framework).lane
         self.ways = self._ways()
         if "gradients" in self.supports and not self.ways:
@@ -201,11 +206,13 @@ class FunctionSubject(Subject):
         causal = {"causal", "causal_top_left", "causal_bottom_right"} & has
         every = "mask" in has or "mask_objects" in has
         masks = MASK_KINDS if every else frozenset({"causal"} if causal else ())
+        seen_through: dict[str, Any] = {name: name in has for name in SEEN_THROUGH}
         return Capabilities(
             dtypes=dtypes, masks=masks, gqa="gqa" in has, bias="bias" in has,
-            softcap="softcap" in has, sinks="sinks" in has, lse="lse" in has,
-            gradient=bool(self.ways), bias_gradient="bias" in has,
+            softcap="softcap" in has, sinks="sinks" in has, dropout="dropout" in has,
+            lse="lse" in has, gradient=bool(self.ways), bias_gradient="bias" in has,
             sinks_gradient="sinks" in has, lse_gradient="lse" in has, isolation=isolation,
+            **seen_through,
         )  # fmt: skip
 
     def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
@@ -232,9 +239,11 @@ class FunctionSubject(Subject):
             if "lse" not in self.supports:
                 raise NotApplicableError(f"{self.name} gives no lse")
             given["return_lse"] = True
-        for name in ("bias", "scale", "softcap", "sinks"):
+        for name in ("bias", "scale", "softcap", "sinks", "dropout"):
             if name in given and name not in self.supports:
                 raise NotApplicableError(f"{self.name} takes no {name}")
+        if "dropout" in given:
+            given["dropout"] = plain_dropout(given["dropout"], self.lane.to_numpy)
         return given | self._masks(q, k, causal, mask, layout)
 
     def _masks(self, q: Any, k: Any, causal: Any, mask: Any, layout: str) -> dict[str, Any]:
@@ -287,7 +296,8 @@ KEYWORDS = {
 
 def _check_signature(fn: Any, supports: Collection[str], layout: bool) -> None:
     """Whether a function can be called with what it is said to support."""
-    names = {KEYWORDS.get(name, name) for name in supports} - {"gqa", "gradients", "memory"}
+    silent = {"gqa", "gradients", "memory", *SEEN_THROUGH}
+    names = {KEYWORDS.get(name, name) for name in supports} - silent
     names |= {"layout"} if layout else set()
     names |= {"causal"} if "mask_objects" in supports else set()
     try:

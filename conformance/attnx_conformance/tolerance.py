@@ -21,11 +21,22 @@ from ._selection import Bools, Floats, any_of, finite, touches
 from .judgement import Bound, Judgement, judge
 from .oracle import Reference
 
-__all__ = ["MANY", "NOISE", "Bound", "Bounds", "Judgement", "bounds", "judge", "more_than_noise"]
+__all__ = [
+    "MANY", "NOISE", "SHARE", "Bound", "Bounds", "Judgement", "bounds", "judge", "more_than_noise",
+    "tells",
+]  # fmt: skip
 
 
 MANY = 24
 """Different expected values from which an array's errors tell of more than luck."""
+
+SHARE = 0.25
+"""The largest part that one of them may have in the bounds' squares.
+
+A value that stands in many rows is rounded alike in all of them, and would pass for a pattern: with
+scores in base 2, as exp2 asks for, an lse of 200 is one unit of the last place off in float64, and
+one of 120 is exact. Of the whole numbers up to 400, which are exact otherwise, 22 % are off.
+"""
 
 NOISE = {
     "float16": (0.85, 0.6), "bfloat16": (0.6, 0.4), "float32": (0.2, 0.12), "float64": (0.2, 0.12),
@@ -33,8 +44,14 @@ NOISE = {
 """By dtype: the largest RMS of the errors over that of the bounds, and the largest drift.
 
 `python -m attnx_conformance.calibration` repeats the evidence: correct kernels reach 0.57 and 0.31
-in float16, 0.31 and 0.16 in bfloat16, 0.06 and 0.04 above.
+in float16, 0.31 and 0.16 in bfloat16, 0.06 and 0.04 above. In all dtypes PyTorch's backend reaches
+0.09 and 0.08 in float64, where a sink is above all scores.
 """
+
+
+def tells(found: Judgement) -> bool:
+    """Whether an array's errors are those of many values, and not of one that is repeated."""
+    return found.distinct >= MANY and found.share <= SHARE
 
 
 def more_than_noise(judgement: Judgement, dtype: str) -> str:
@@ -47,7 +64,7 @@ def more_than_noise(judgement: Judgement, dtype: str) -> str:
     Returns:
         What is wrong, or "".
     """
-    if judgement.distinct < MANY:
+    if not tells(judgement):
         return ""
     most, drift = NOISE[dtype]
     if judgement.rms_ratio > most:

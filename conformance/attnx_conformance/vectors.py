@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnx.errors import ArgumentError
+from attnx.plugin import Dropout
 
-from ._marshal import in_layout
+from ._marshal import in_layout, plain_dropout
 from ._vector_files import FORMAT, README, judged, load, manifest, save
 from .cases import CASES, DTYPES, LOW, Case, Inputs
 from .expectation import Expectation, expectation
@@ -112,7 +113,12 @@ def _write(
         "needs": list(case.needs),
         "dtype": dtype,
         "layout": layout,
-        "options": {"scale": terms.scale, "softcap": terms.softcap, "mask": _shape_of_mask(arrays)},
+        "options": {
+            "scale": terms.scale,
+            "softcap": terms.softcap,
+            "mask": _shape_of_mask(arrays),
+            "dropout": _numbers(case.options.get("dropout")),
+        },
         "file": file,
         "sha256": hashlib.sha256((folder / file).read_bytes()).hexdigest(),
         "inputs": given,
@@ -163,6 +169,17 @@ def _result(name: str, inputs: Inputs, expected: Expectation) -> dict[str, Any]:
         "shape": list(np.shape(expected.truth(name))),
         "overflow": overflow if math.isfinite(overflow) else None,
     }
+
+
+def _numbers(dropout: Dropout | None) -> dict[str, Any] | None:
+    """A dropout for readers whose numbers end at 2^53: the seed as two words, p as a threshold."""
+    if dropout is None:
+        return None
+    plain = plain_dropout(dropout)
+    return {
+        "p": plain.p, "threshold": plain.threshold,
+        "seed": [plain.seed % (1 << 32), plain.seed >> 32], "offset": list(plain.offset),
+    }  # fmt: skip
 
 
 def _described(array: Array) -> dict[str, Any]:

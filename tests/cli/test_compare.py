@@ -42,7 +42,7 @@ def _save(path: Path, seed: int = 0, **more: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_every_backend_agrees_on_the_sample(run: Run, causal: bool) -> None:
     """The main job: out, lse and gradients of each installed backend lie within the bound."""
     done = run("compare", "--json", "--repeat", 1, *(["--causal"] if causal else []))
@@ -164,7 +164,9 @@ def test_options_of_the_file_and_of_the_command_meet(run: Run, tmp_path: Path) -
     assert set(report["backends"][0]["errors"]) == {"out", "lse", "dbias", "dsinks"} | GRADIENTS
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize(
+    "dtype", ["float16", "bfloat16", pytest.param("float64", marks=pytest.mark.sweep)]
+)
 def test_other_dtypes_and_the_other_layout(run: Run, tmp_path: Path, dtype: str) -> None:
     """safetensors brings bfloat16; each dtype is judged by its own bound, in either layout."""
     rng = np.random.default_rng(2)

@@ -153,13 +153,21 @@ def test_a_case_of_an_installed_plugin_is_run_in_the_workers(
     assert [(r.case, r.verdict) for r in read(report).results] == [("mine-plain", "passed")]
 
 
+# A job in the background ignores Ctrl-C, and all that it starts inherits that.
+IN_FOREGROUND = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("attnx", run_name="__main__", alter_sys=True)
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
 def test_an_interrupted_run_says_so(tmp_path: Path, number: int) -> None:
     """Status 130, a summary of what ran, and a report that counts as cut short."""
     report = tmp_path / "report.jsonl"
     process = subprocess.Popen(
         [
-            sys.executable, "-m", "attnx", "conformance", "numpy", "--jobs", "1", "--report",
+            sys.executable, "-c", IN_FOREGROUND, "conformance", "numpy", "--jobs", "1", "--report",
             str(report),
         ],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

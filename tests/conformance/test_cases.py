@@ -13,10 +13,11 @@ from attnx_conformance.cases._case import BASE
 from attnx_conformance.oracle import reference
 
 PROFILES = {"forward", "masks", "gradients", "numerics", "system"}
+OPTIONS = {"causal", "scale", "softcap", "dropout", "assume_finite"}
 CLAUSES = {
     "S1.1", "S1.2", "S1.3", "S1.4", "S1.6", "S2", "S2.1", "S2.2", "S2.3", "S2.4", "S3.1", "S3.2",
     "S3.3", "S3.4", "S3.5", "S3.6", "S3.7", "S4.1", "S4.2", "S4.3", "S4.4", "S5.2", "S5.3", "S5.4",
-    "S6.1", "S6.3", "S6.4", "S7",
+    "S6.1", "S6.3", "S6.4", "S7", "S9",
 }  # fmt: skip
 
 
@@ -42,7 +43,7 @@ def test_records_are_well_formed() -> None:
         assert case.profile in PROFILES, case.name
         assert case.dtypes, case.name
         assert set(case.dtypes) <= set(DTYPES), case.name
-        assert set(case.options) <= {"causal", "scale", "softcap", "assume_finite"}, case.name
+        assert set(case.options) <= OPTIONS, case.name
         assert set(case.needs) <= {"isolation"}, case.name
 
 

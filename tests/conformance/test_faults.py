@@ -25,6 +25,7 @@ PEACEFUL = (
     "grouped", "edge-127x129", "causal-bottom-right-wide", "lengths-with-zero-nan",
     "bias-everything", "sinks-empty-rows", "numbers-peaked", "numbers-300-both-ways",
     "live-key-infinite-causal", "gradient-softcap-everything", "none-keys", "one-head-2d",
+    "dropout-everything-wide",
 )  # fmt: skip
 
 

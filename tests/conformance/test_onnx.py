@@ -79,9 +79,9 @@ def test_every_case_passes(backend: str) -> None:
 
 @needs_onnx
 @framework("jax")
-def test_a_sixth_of_them_passes_on_jax() -> None:
-    drawn = tuple(c for c in onnx_cases.cases() if zlib.crc32(c.name.encode()) % 6 == 0)
-    assert len(drawn) > 10
+def test_a_few_of_them_pass_on_jax() -> None:
+    drawn = tuple(c for c in onnx_cases.cases() if zlib.crc32(c.name.encode()) % 18 == 0)
+    assert len(drawn) > 3
     assert problems(BackendSubject("jax"), drawn) == {}
 
 

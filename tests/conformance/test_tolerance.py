@@ -12,7 +12,7 @@ from attnx_conformance.cases import CASES, Case, find
 from attnx_conformance.judgement import Bound, judge
 from attnx_conformance.oracle import Reference, Terms, reference
 from attnx_conformance.plain import numpy_dtype, plain
-from attnx_conformance.tolerance import Bounds, bounds
+from attnx_conformance.tolerance import MANY, SHARE, Bounds, bounds, more_than_noise, tells
 
 GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks")
 
@@ -245,6 +245,54 @@ def test_shapes_must_agree() -> None:
 def test_a_bound_that_is_not_a_number_never_passes() -> None:
     """A flaw of the bound itself shows as a failure."""
     assert not judge(np.array([1.1]), np.array([1.0]), limit((1,), np.nan)).ok
+
+
+# Noise
+
+
+def test_an_error_in_many_values_is_told_from_noise() -> None:
+    """Condition (b), within each bound: too much, or of one sign."""
+    truth = np.linspace(1.0, 2.0, 2 * MANY)
+    bound = limit(truth.shape)
+    signs = np.where(np.arange(truth.size) % 2, 1.0, -1.0)
+    for error, told in ((0.9 * signs, "RMS"), (0.19, "error is proportional"), (0.05 * signs, "")):
+        found = judge(truth + 1e-3 * error, truth, bound)
+        assert found.ok
+        assert tells(found)
+        wrong = more_than_noise(found, "float64")
+        assert wrong.startswith(told)
+        assert bool(wrong) == bool(told)
+
+
+def test_few_values_tell_nothing_however_often_they_stand() -> None:
+    truth = np.repeat(np.linspace(1.0, 2.0, MANY - 1), 9)
+    found = judge(truth + 0.9e-3, truth, limit(truth.shape))
+    assert found.distinct == MANY - 1
+    assert more_than_noise(found, "float64") == ""
+
+
+def test_one_value_in_many_rows_is_no_pattern() -> None:
+    """A sink of 200 is one unit off in base 2, in each row of its head; 120 is not off at all."""
+    expected, limits = expect(find("sinks-above-all"), "float64")
+    log2e = 1 / np.log(2.0)
+    wrong = expected.lse * log2e / log2e
+    unit = np.spacing(200.0)
+    assert (np.abs(wrong - 200.0)[:, :3] == unit).all()
+    found = judge(wrong, expected.lse, limits.lse)
+    assert found.ok
+    assert found.distinct >= MANY
+    assert found.rms_ratio > 0.2
+    assert found.share > SHARE
+    assert more_than_noise(found, "float64") == ""
+
+
+def test_base_two_moves_a_whole_number_by_one_unit_at_most() -> None:
+    """The evidence beside `SHARE`."""
+    whole, log2e = np.arange(1.0, 401.0), 1 / np.log(2.0)
+    off = np.abs(whole * log2e / log2e - whole) / np.spacing(whole)
+    assert off.max() == 1.0
+    assert (off > 0).mean() == pytest.approx(0.22, abs=0.005)
+    assert (off[119], off[199]) == (0.0, 1.0)
 
 
 @pytest.mark.sweep

@@ -36,6 +36,8 @@ PICKED = tuple(
         first(lambda c: "isolation" in c.needs),
         first(lambda c: c.profile == "numerics"),
         first(lambda c: c.profile == "gradients"),
+        "dropout-everything-wide",
+        "dropout-seed-in-words",
     ))
 )  # fmt: skip
 
@@ -43,6 +45,10 @@ PICKED = tuple(
 def compute(arrays: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
     """What a stranger would do, from the file and its entry in the manifest alone."""
     options = {name: arrays[name] for name in ("bias", "sinks") if name in arrays}
+    drop = entry["options"]["dropout"]
+    if drop is not None:
+        low, high = drop["seed"]
+        options["dropout"] = attnx.Dropout(drop["p"], high << 32 | low, tuple(drop["offset"]))
     (out, lse), pullback = attnx.attention_vjp(
         arrays["q"], arrays["k"], arrays["v"], mask=arrays["mask"], layout=entry["layout"],
         scale=entry["options"]["scale"], softcap=entry["options"]["softcap"], return_lse=True,
@@ -163,6 +169,17 @@ def test_the_mask_is_also_told_in_words(
     path = vectors.export(tmp_path, [find(first(pick))], ["float32"])
     entry = json.loads(path.read_text("utf-8"))["cases"][0]
     assert entry["options"]["mask"] == spelling
+
+
+def test_a_dropout_is_told_in_small_numbers(exported: Path) -> None:
+    """Every number fits a double: the seed as two words, p as the threshold that it stands for."""
+    about = json.loads((exported / "manifest.json").read_text("utf-8"))
+    told = {entry["name"]: entry["options"]["dropout"] for entry in about["cases"]}
+    assert told["dropout-everything-wide"] == {
+        "p": 0.2, "threshold": 13107, "seed": [11, 0], "offset": [1, 2, 3, 8],
+    }  # fmt: skip
+    assert told["dropout-seed-in-words"]["seed"] == [0xFFFFFFFE, 0x80000001]
+    assert told[PICKED[0]] is None
 
 
 def test_a_limit_is_never_stored_tighter_than_it_is(exported: Path) -> None:

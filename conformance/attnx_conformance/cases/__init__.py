@@ -1,6 +1,18 @@
 """The cases, by class. Each is data: what goes in, and which clauses and known faults it guards."""
 
-from . import bias, empty_rows, gradients, isolation, masks, more, numerics, outputs, strides, wild
+from . import (
+    bias,
+    dropout,
+    empty_rows,
+    gradients,
+    isolation,
+    masks,
+    more,
+    numerics,
+    outputs,
+    strides,
+    wild,
+)
 from ._case import BASE, DTYPES, HEAVY, LOW, Case, Inputs, Recipe, Shape
 
 __all__ = [
@@ -17,6 +29,7 @@ CASES: tuple[Case, ...] = (
     *gradients.CASES,
     *strides.CASES,
     *more.CASES,
+    *dropout.CASES,
     *wild.CASES,
 )
 

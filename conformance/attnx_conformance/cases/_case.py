@@ -187,7 +187,8 @@ class Case:
         profile: "forward", "masks", "gradients", "numerics" or "system"; in 16 bits a trial
             counts for "low-precision".
         make: Inputs for a generator and a dtype.
-        options: Scalar arguments: causal, scale, softcap, assume_finite.
+        options: Scalar arguments: causal, scale, softcap, assume_finite; and dropout, whose arrays
+            are NumPy's here.
         compare: Results to judge; those that the call does not have are left out.
         needs: Capabilities beyond those that the inputs and options ask for by themselves.
         ids: Faults of the wild that it would have caught (`A1`, `B7`).

@@ -14,6 +14,7 @@ from . import (
     backward,
     behaviour,
     causal,
+    dropout,
     empty_rows,
     heads,
     isolation,
@@ -42,6 +43,7 @@ FAULTS: tuple[Fault, ...] = (
     *behaviour.FAULTS,
     *isolation.FAULTS,
     *numerics.FAULTS,
+    *dropout.FAULTS,
     *tiles.FAULTS,
 )
 

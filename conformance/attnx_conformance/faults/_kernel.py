@@ -17,6 +17,7 @@ import numpy as np
 from attnx.plugin import Gradients
 from attnx_conformance._visibility import Grid
 
+from ._drops import Drops
 from ._sight import Call, Sight
 
 __all__ = ["Kernel", "State", "T"]
@@ -35,7 +36,7 @@ def T(array: Any) -> Any:
     return np.swapaxes(array, -1, -2)
 
 
-class Kernel(Sight):
+class Kernel(Sight, Drops):
     """Attention by tiles; `attention` and `attention_vjp` are called as attnx's own."""
 
     block_q, block_k = 64, 32
@@ -188,10 +189,9 @@ class Kernel(Sight):
         m = self.running_max(c, state.m, s)
         P = self.exp(c, s - self.safe(m))
         total, acc = self.carry(c, state, m)
-        seen = c.visible[:, :, rows, cols]
-        return State(
-            m, self.add_sum(c, total, P), self.add_values(c, acc, P, c.v[:, :, cols], seen)
-        )
+        seen, dropped = c.visible[:, :, rows, cols], self.drop(c, P, rows, cols)
+        acc = self.add_values(c, acc, dropped, c.v[:, :, cols], seen)
+        return State(m, self.add_sum(c, total, P), acc)
 
     def scores(self, c: Call, rows: slice, cols: slice) -> Any:
         """Scale, cap, bias and mask, in this order (S2)."""
@@ -340,13 +340,14 @@ class Kernel(Sight):
         """One tile's part of every gradient."""
         seen = c.visible[:, :, rows, cols]
         P = self.weights(c, self.scores(c, rows, cols), lse, seen)
-        dP = self.dot(c, d_out, c.v[:, :, cols])
+        dropped = self.drop(c, P, rows, cols)
+        dP = self.drop_gradient(c, self.dot(c, d_out, c.v[:, :, cols]), rows, cols)
         dS = np.where(seen, self.dS(c, P, dP, delta, d_lse), c.high(0))
         dR = np.where(seen, self.through_cap(c, dS, rows, cols), c.high(0))
         scale, q, k = c.high(c.scale), c.q[:, :, rows], c.k[:, :, cols]
         self.add(c, sums, "dq", rows, scale * self.product(c, dR, k, seen))
         self.add(c, sums, "dk", cols, scale * self.product(c, T(dR), q, T(seen)))
-        self.add(c, sums, "dv", cols, self.product(c, T(P), d_out, T(seen)))
+        self.add(c, sums, "dv", cols, self.product(c, T(dropped), d_out, T(seen)))
         if c.bias is not None:
             sums["dbias"][:, :, rows, cols] = self.bias_gradient(c, dS, dR)
 

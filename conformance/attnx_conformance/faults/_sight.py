@@ -66,6 +66,11 @@ class Call:
         return self.given.get("causal", False)
 
     @property
+    def dropout(self) -> Any:
+        """The option `dropout` as it came."""
+        return self.given.get("dropout")
+
+    @property
     def live(self) -> Any:
         """Rows that see something, `(N, Hq, Lq)`."""
         return self.visible.any(axis=-1)

@@ -38,7 +38,7 @@ def _writes_cotangent(self: Kernel, c: Call, d_out: Any, d_lse: Any) -> Any:
 
 def _zeroes_keys(self: Kernel, c: Call) -> None:
     """Unseen values are zeroed in the caller's own array."""
-    seen = c.visible.reshape(c.grid.N, c.Hk, -1, c.grid.Lk).any(axis=2)
+    seen = c.visible.reshape(c.grid.N, c.Hk, c.g * c.grid.Lq, c.grid.Lk).any(axis=2)
     v = c.arrays["v"]
     if c.grid.rank == 4 and c.layout == "bhsd" and v.flags.writeable:
         v[~seen] = 0

@@ -106,7 +106,7 @@ def _normalised_forward(self: Kernel, c: Call) -> tuple[Any, Any]:
     m, total, acc = self.add_sinks(c, state, rows)
     if c.grid.Lk:
         P = np.where(c.visible, self.exp(c, s - self.safe(m)) / total, c.high(0))
-        acc = self.product(c, _rounded(self, c, P), c.v, c.visible)
+        acc = self.product(c, _rounded(self, c, self.drop(c, P, rows, cols)), c.v, c.visible)
     return self.fill(c, acc, self.log_sum(c, m, total), rows)
 
 
@@ -135,6 +135,7 @@ def _delta_from_weights(self: Kernel, c: Call, d_out: Any, out: Any) -> Any:
             seen = c.visible[:, :, rows, cols]
             P = self.weights(c, self.scores(c, rows, cols), lse[:, :, rows, None], seen)
             dP = self.dot(c, d_out[:, :, rows], c.v[:, :, cols])
+            dP = self.drop_gradient(c, dP, rows, cols)
             delta[:, :, rows] += np.where(seen, P * dP, c.high(0)).sum(axis=-1)
             whole[:, :, rows] += P.sum(axis=-1)
     if c.sinks is not None:

@@ -82,7 +82,8 @@ def _cleaned(*names: str) -> Any:
     """Unseen keys are zeroed and nothing is selected: what some rows see reaches all."""
 
     def clean(self: Kernel, c: Call) -> None:
-        seen = c.visible.reshape(c.grid.N, c.Hk, -1, c.grid.Lk).any(axis=2).repeat(c.g, axis=1)
+        rows = c.visible.reshape(c.grid.N, c.Hk, c.g * c.grid.Lq, c.grid.Lk)
+        seen = rows.any(axis=2).repeat(c.g, axis=1)
         for name in names:
             setattr(c, name, np.where(seen[..., None], getattr(c, name), c.high(0)))
 
@@ -132,9 +133,9 @@ def _max_of_all(self: Kernel, c: Call, state: State, rows: slice, cols: slice) -
                  np.maximum(self.running_max(c, state.m, s), loud))  # fmt: skip
     P = self.exp(c, s - self.safe(m))
     total, acc = self.carry(c, state, m)
-    seen = c.visible[:, :, rows, cols]
+    seen, dropped = c.visible[:, :, rows, cols], self.drop(c, P, rows, cols)
     return State(m, self.add_sum(c, total, P),
-                 self.add_values(c, acc, P, c.v[:, :, cols], seen))  # fmt: skip
+                 self.add_values(c, acc, dropped, c.v[:, :, cols], seen))  # fmt: skip
 
 
 def _padding_gradient(self: Kernel, c: Call, name: str, grad: Any) -> Any:

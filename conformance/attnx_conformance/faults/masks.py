@@ -112,7 +112,8 @@ def _step_after(self: Kernel, c: Call, state: State, rows: slice, cols: slice) -
     total, acc = self.carry(c, state, m)
     seen = c.visible[:, :, rows, cols]
     P_seen = np.where(seen, P, c.high(0))
-    acc = self.add_values(c, acc, P_seen, c.v[:, :, cols], seen)
+    dropped = self.drop(c, P_seen, rows, cols)
+    acc = self.add_values(c, acc, dropped, c.v[:, :, cols], seen)
     return State(m, self.add_sum(c, total, P), acc)
 
 

@@ -121,7 +121,8 @@ def _last_unnormalised(self: Kernel, c: Call, state: State, rows: slice, cols: s
         total, acc = self.carry(c, state, m)
         P = self.exp(c, s - self.safe(m))
         total = self.add_sum(c, total, P)
-        part = self.product(c, P, c.v[:, :, cols], c.visible[:, :, rows, cols])
+        dropped = self.drop(c, P, rows, cols)
+        part = self.product(c, dropped, c.v[:, :, cols], c.visible[:, :, rows, cols])
         return State(m, total, acc / safe * total + part)
     return Kernel.step(self, c, state, rows, cols)
 

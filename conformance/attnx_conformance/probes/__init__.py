@@ -1,6 +1,17 @@
 """Properties of a subject that no single call can show, as data beside the cases."""
 
-from . import differences, memory, merging, orders, refusals, rows, sequences, system
+from . import (
+    differences,
+    dropout,
+    memory,
+    merging,
+    orders,
+    refusals,
+    rows,
+    sequences,
+    system,
+    transforms,
+)
 from ._kit import Kit
 from ._probe import Probe, examine_probe
 
@@ -13,8 +24,10 @@ PROBES: tuple[Probe, ...] = (
     *merging.PROBES,
     *differences.PROBES,
     *system.PROBES,
+    *dropout.PROBES,
     *memory.PROBES,
     *refusals.PROBES,
+    *transforms.PROBES,
 )
 
 

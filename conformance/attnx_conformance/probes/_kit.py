@@ -16,11 +16,18 @@ from numpy.typing import NDArray
 
 from attnx.masks import Mask
 from attnx.plugin import mask_kinds
-from attnx_conformance._marshal import Arguments, NotApplicableError, marshal, same_bytes
+from attnx_conformance._marshal import (
+    Arguments,
+    NotApplicableError,
+    marshal,
+    marshal_options,
+    same_bytes,
+)
 from attnx_conformance.cases import Inputs
 from attnx_conformance.judgement import judge
 from attnx_conformance.oracle import reference
 from attnx_conformance.plain import numpy_dtype
+from attnx_conformance.runner import drops
 from attnx_conformance.subject import Subject
 from attnx_conformance.tolerance import Bounds, bounds
 
@@ -138,6 +145,7 @@ class Kit:
         d_lse = None if d_lse is None else self._lse(d_lse)
         inputs = Inputs(q, k, v, d_out, d_lse, **operands)
         args = marshal(inputs, self.lane)
+        options = marshal_options(options, self.lane)
         return args, {**args.options(), **options, "layout": self.layout}
 
     def numpy(self, array: Any) -> Array:
@@ -195,6 +203,7 @@ class Kit:
 
     def _lacks(self, options: Mapping[str, Any]) -> list[str]:
         asked = {n: options.get(n) is not None for n in ("bias", "softcap", "sinks")}
+        asked["dropout"] = drops(options.get("dropout"))
         lacks = [n for n, wanted in asked.items() if wanted and not getattr(self.has, n)]
         mask = options.get("mask")
         kinds = set(mask_kinds(mask.structure)) if isinstance(mask, Mask) else set()

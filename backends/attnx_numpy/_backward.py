@@ -193,8 +193,7 @@ class _Block:
         dropped = p
         if o.kept is not None:
             dropped = scratch("dropped", p.shape, dtype)
-            np.copyto(dropped, p)
-            o.kept.drop(strip, tile, scratch, dropped, ds)
+            o.drop(strip, tile, scratch, (p, dropped), (ds, ds))
         ds -= self.delta[rows, None]
         ds *= p
         shown = None

@@ -228,7 +228,7 @@ class _Block:
         product = self.scratch("pv", (p.shape[0], v.shape[1]), self.dtype)
         self.l[rows] += np.matmul(p, ones)
         if self.o.kept is not None:
-            self.o.kept.drop(self.strip, tile, self.scratch, p)
+            self.o.drop(self.strip, tile, self.scratch, (p, p))
         np.matmul(p, v, out=product)
         self.acc[rows] += product
 

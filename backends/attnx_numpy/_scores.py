@@ -124,6 +124,14 @@ class Operands:
         else:  # the same selection for finite scores, many times faster than a mask of booleans
             np.add(view, self.plan.penalty(shown, tile, self.dtype), out=view)
 
+    def drop(self, strip: Strip, tile: Tile, scratch: Scratch, *arrays: tuple[Any, Any]) -> None:
+        """See `Kept.drop`, over a tile's pairs, (heads * rows, keys)."""
+        assert self.kept is not None
+        i, j = slice(tile.i0, tile.i1), slice(tile.j0, tile.j1)
+        shape = (1, strip.h1 - strip.h0, tile.i1 - tile.i0, tile.j1 - tile.j0)
+        pairs = [(source.reshape(shape), target.reshape(shape)) for source, target in arrays]
+        self.kept.drop(slice(strip.b, strip.b + 1), strip.heads, i, j, scratch, *pairs)
+
 
 def bias_of(bias: Any, b: int, heads: slice, tile: Tile) -> Any:
     """The bias of a tile, in its own dtype; axes of size 1 stay."""

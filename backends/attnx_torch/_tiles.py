@@ -84,8 +84,7 @@ def _query_block(
 def _drop(p: torch.Tensor, kept: Kept | None, tile: Any) -> None:
     """0 where dropped, in place; the scale comes last (S9)."""
     if kept is not None:
-        keep = kept.tile(tile)
-        p.view(keep.shape).mul_(keep)
+        kept.drop(tile, (p, p))
 
 
 def _sound(
@@ -142,9 +141,8 @@ def _backward_tile(
     ds = torch.bmm(d_rows, x.v[:, at].mT, out=scores.buffer("ds", *size))
     dropped = p
     if kept is not None:
-        keep = kept.tile(tile)
-        dropped = torch.mul(p, keep.reshape(p.shape), out=scores.buffer("dropped", *size))
-        ds.view(keep.shape).mul_(keep)
+        dropped = scores.buffer("dropped", *size)
+        kept.drop(tile, (p, dropped), (ds, ds))
     sums.dv[:, at].baddbmm_(dropped.mT, d_rows)
     ds.add_(flow).mul_(p)
     sums.add_bias(tile, ds)

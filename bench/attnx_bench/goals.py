@@ -210,6 +210,11 @@ GOALS: tuple[Wanted, ...] = (
     ),
     _special("import attnx over bare Python", "import", 60.0, "ms", 30.0),
     *(_beside("lse as well", name, "lse", "forward-2k", 1.2) for name in OURS),
+    *(_beside("dropout as well", name, "dropout", "forward-2k", 3.0) for name in OURS),
+    *(
+        _beside("dropout as well, with gradients", name, "dropout-backward", "backward-2k", 3.0)
+        for name in OURS
+    ),
     *(_beside("N 4095 beside 4096", name, "ragged", "forward", 1.15) for name in OURS),
     *(
         _between(f"D {D} between 64 and 128", name, f"heads-{D}", PLAIN, (D - 64) / 64, 1.15)

@@ -25,11 +25,14 @@ class Ready:
         results: what a run gave, as NumPy arrays by name: "out", and "lse", "dq", "dk", "dv" where
             the workload asks for them.
         how: what it really calls, in a few words.
+        compared: whether its results are held against the right ones before it is timed. What a
+            generator of its own drops has no right answer.
     """
 
     run: Callable[[], Any]
     results: Callable[[Any], dict[str, Any]]
     how: str = ""
+    compared: bool = True
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def truth(workload: Workload, arrays: Arrays) -> Truth:
     options: dict[str, Any] = dict(workload.one_head().structured)
     if arrays.bias is not None:
         options["bias"] = arrays.bias[:, :g].astype(np.float64)
-    options |= {"softcap": workload.softcap, "backend": "numpy"}
+    options |= {"softcap": workload.softcap, "dropout": workload.dropped, "backend": "numpy"}
     if not workload.gradient:
         out, lse = attnx.attention(q, k, v, return_lse=True, **options)
         return Truth({"out": out, "lse": lse} if workload.need_lse else {"out": out}, g)

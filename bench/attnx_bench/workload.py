@@ -55,6 +55,7 @@ class Workload:
         valid: the share of the sequence that is valid in each batch entry, the rest padding.
         softcap: or None.
         bias: whether a bias (1, Hq, Lq, Lk) of q's dtype is added.
+        dropout: the probability with which elements of P are dropped; 0 for none.
         need_lse: whether lse is asked for as well.
         gradient: whether the gradients of q, k and v are part of what is timed.
         logits: a factor on q, to peak the scores.
@@ -80,6 +81,7 @@ class Workload:
     valid: float = 1.0
     softcap: float | None = None
     bias: bool = False
+    dropout: float = 0.0
     need_lse: bool = False
     gradient: bool = False
     logits: float = 1.0
@@ -159,6 +161,11 @@ class Workload:
         if self.causal is not False and self.window is None:
             found["causal"] = self.causal
         return found
+
+    @property
+    def dropped(self) -> attnx.Dropout | None:
+        """Its dropout in attnx's words: it drops the same elements on every backend."""
+        return attnx.Dropout(self.dropout, seed=2026) if self.dropout else None
 
     @property
     def dense(self) -> Array | None:

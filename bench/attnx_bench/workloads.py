@@ -71,6 +71,12 @@ GROUPS: dict[str, tuple[Workload, ...]] = {
         _workload("logits-100-backward", "the same with gradients", Lq=2048, Lk=2048,
                   logits=100.0, gradient=True, beside=("backward-2k",)),
     ),
+    "dropout": (
+        _workload("dropout", "dropout 0.1, N 2048", Lq=2048, Lk=2048, dropout=0.1,
+                  beside=("forward-2k",)),
+        _workload("dropout-backward", "dropout 0.1, forward and backward, N 2048", Lq=2048,
+                  Lk=2048, dropout=0.1, gradient=True, beside=("backward-2k",)),
+    ),
     "sizes": (
         _workload("forward-2k", "forward, N 2048", Lq=2048, Lk=2048),
         _workload("backward-2k", "forward and backward, N 2048", Lq=2048, Lk=2048, gradient=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from attnx_bench.benchmark import SPECIALS, Asked
 from attnx_bench.goals import GOALS, Figures, judge
 from attnx_bench.implementation import Implementation, NotApplicable, Ready
 from attnx_bench.measure import time_row
+from attnx_bench.peers._attnx import make_numpy
 from attnx_bench.report import Cell, Row
 from attnx_bench.timing import Taken, interleaved
 from attnx_bench.truth import error_of, truth
@@ -28,6 +30,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "window": {"causal": "top_left", "window": 3}, "both sides": {"window": 3},
     "documents": {"documents": 4}, "padding": {"valid": 0.5}, "softcap": {"softcap": 2.0},
     "bias": {"bias": True}, "half": {"dtype": "float16"}, "lse": {"need_lse": True},
+    "dropout": {"dropout": 0.4, "gradient": True},
     "gradient": {"gradient": True, "causal": "top_left"},
     "all": {"documents": 3, "valid": 0.7, "causal": "top_left", "softcap": 3.0, "gradient": True},
 }  # fmt: skip
@@ -42,7 +45,9 @@ def test_the_truth_is_the_oracles_and_the_dense_mask_means_the_same(way: str) ->
     workload = SMALL.with_(**WAYS[way])
     arrays = workload.arrays()
     right = truth(workload, arrays)
-    options: dict[str, Any] = {"softcap": workload.softcap, "bias": arrays.bias}
+    options: dict[str, Any] = {
+        "softcap": workload.softcap, "bias": arrays.bias, "dropout": workload.dropped,
+    }  # fmt: skip
     seen = workload.dense
     if seen is not None:
         shape = (workload.B, 1, workload.Lq, workload.Lk)
@@ -131,6 +136,18 @@ def test_each_end_of_a_cell_is_told() -> None:
     assert cells["broken"].why == "RuntimeError: a message of two lines"
     assert cells["missing"].why == "no_such_module not installed"
     assert "times what is allowed" in cells["wrong"].why
+
+
+def test_what_drops_by_a_generator_of_its_own_is_timed_without_a_right_answer() -> None:
+    def random(workload: Workload, arrays: Arrays) -> Ready:
+        return dataclasses.replace(_wrong(workload, arrays), compared=False)
+
+    chosen = [Implementation("attnx numpy", make_numpy), Implementation("own", random)]
+    ours, own = time_row(SMALL.with_(dropout=0.5), chosen, budget=0.1).cells
+    assert (ours.status, own.status) == ("ran", "ran")
+    assert ours.error is not None
+    assert own.error is None
+    assert own.seconds is not None
 
 
 def _one_second(runs: dict[Any, Any], budget: float) -> dict[Any, Taken]:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import attnx_bench
+from attnx.tiling import Drop, kept
 from attnx_bench.implementation import Implementation, NotApplicable, Ready
 from attnx_bench.peers import IMPLEMENTATIONS, _torch
 from attnx_bench.workload import Array, Arrays, Workload
@@ -53,18 +54,23 @@ CASES: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16", "window": 9},
     "float64": {"dtype": "float64"},
     "finite": {"finite": True},
+    "dropout": {"dropout": 0.4},
+    "dropout, gradient": {"dropout": 0.4, "gradient": True, "Hk": 2},
 }
 
 NO_LSE, NO_CAP = {"lse", "lse, gradient"}, {"softcap", "gradient, all"}
 NO_GRADIENT = {name for name in CASES if "gradient" in name}
+NO_DROPOUT = {name for name in CASES if "dropout" in name}
 REFUSED: dict[str, set[str]] = {
     "torch SDPA": NO_LSE | NO_CAP,
-    "torch flex": NO_GRADIENT | {"lse", "float64"},
-    "jax.nn": NO_CAP | {"values", "float64"},
-    "ONNX Runtime": NO_LSE | NO_GRADIENT | {"bfloat16"},
-    "keras on torch": NO_LSE | NO_CAP | {"float64"},
-    "keras on jax": NO_LSE | NO_CAP | {"values", "float64"},
-    "keras on numpy": NO_LSE | NO_CAP | NO_GRADIENT
+    "torch flex": NO_GRADIENT | NO_DROPOUT | {"lse", "float64"},
+    "numpy naive": NO_DROPOUT,
+    "jax.nn": NO_CAP | NO_DROPOUT | {"values", "float64"},
+    "jax formula": NO_DROPOUT,
+    "ONNX Runtime": NO_LSE | NO_GRADIENT | NO_DROPOUT | {"bfloat16"},
+    "keras on torch": NO_LSE | NO_CAP | NO_DROPOUT | {"float64"},
+    "keras on jax": NO_LSE | NO_CAP | NO_DROPOUT | {"values", "float64"},
+    "keras on numpy": NO_LSE | NO_CAP | NO_GRADIENT | NO_DROPOUT
     | {"grouped", "bias, causal", "float64"},
 }  # fmt: skip
 TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}
@@ -88,18 +94,31 @@ def reference(workload: Workload, arrays: Arrays) -> dict[str, Array]:
         scores = np.where(shown, scores, -np.inf)
     lse = np.log(np.exp(scores).sum(-1))
     weights = np.exp(scores - lse[..., None])
-    found = {"out": weights @ v}
+    drop = kept_share(workload)
+    found = {"out": weights * drop @ v}
     if workload.need_lse:
         found["lse"] = lse
     if workload.gradient:
-        d_weights = d_out @ v.swapaxes(-1, -2)
+        d_weights = d_out @ v.swapaxes(-1, -2) * drop
         mean = (d_weights * weights).sum(-1, keepdims=True)
         d_scores = weights * (d_weights - mean) * bend * workload.scale
         found["dq"] = d_scores @ k
         shape = (workload.B, workload.Hk, group, workload.Lk, -1)
         found["dk"] = (d_scores.swapaxes(-1, -2) @ q).reshape(shape).sum(2)
-        found["dv"] = (weights.swapaxes(-1, -2) @ d_out).reshape(shape).sum(2)
+        found["dv"] = ((weights * drop).swapaxes(-1, -2) @ d_out).reshape(shape).sum(2)
     return found
+
+
+def kept_share(workload: Workload) -> Array:
+    """What dropout multiplies P with (S9)."""
+    dropout = workload.dropped
+    if dropout is None:
+        return np.ones((1, 1, 1, 1))
+    drop = Drop(dropout.threshold, dropout.seed, dropout.offset)
+    sizes = (workload.B, workload.Hq, workload.Lq, workload.Lk)
+    b, h, i, j = (slice(0, n) for n in sizes)
+    share: Array = kept(np, np.arange, drop, (b, h, i, j)) * drop.scale
+    return share
 
 
 def check(workload: Workload, found: dict[str, Array]) -> None:
@@ -128,9 +147,14 @@ def confirm(name: str, case: str) -> None:
             make(name, case)
         return
     workload, ready = make(name, case)
-    ready.run()
-    check(workload, ready.results(ready.run()))
+    first, second = (ready.results(ready.run()) for _ in range(2))
     assert "\n" not in ready.how
+    if ready.compared:
+        check(workload, second)
+        return
+    assert workload.dropout
+    assert np.isfinite(second["out"]).all()
+    assert not np.array_equal(first["out"], second["out"])  # its generator has moved on
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -140,7 +164,7 @@ def test_the_answer(name: str, case: str) -> None:
 
 
 # A compilation takes a second, so JAX gets the cases that its ways differ in.
-@pytest.mark.parametrize("case", ["plain", "grouped", "gradient"])
+@pytest.mark.parametrize("case", ["plain", "grouped", "gradient", "dropout"])
 @pytest.mark.parametrize("name", ON_JAX)
 def test_the_answer_of_jax(name: str, case: str) -> None:
     confirm(name, case)

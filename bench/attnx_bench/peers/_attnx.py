@@ -72,6 +72,8 @@ def _options(workload: Workload, arrays: Arrays, lane: Lane) -> dict[str, Any]:
         options["bias"] = lane.from_numpy(arrays.bias)
     if workload.softcap is not None:
         options["softcap"] = workload.softcap
+    if workload.dropped is not None:
+        options["dropout"] = workload.dropped
     if workload.need_lse:
         options["return_lse"] = True
     if workload.finite:

@@ -81,7 +81,7 @@ def make_nn(workload: Workload, arrays: Arrays) -> Ready:
     """`jax.nn.dot_product_attention` in its own layout, by its own options where they serve."""
     import jax
 
-    refuse(workload, softcap="has no softcap")
+    refuse(workload, softcap="has no softcap", dropout="has no dropout")
     refuse_float64(workload)
     if workload.Dv != workload.D:
         raise NotApplicable("takes v of k's shape only")
@@ -121,6 +121,7 @@ def make_formula(workload: Workload, arrays: Arrays) -> Ready:
     import jax
     import jax.numpy as jnp
 
+    refuse(workload, dropout="has no dropout")
     refuse_scores(workload)
     wide = jnp.float64 if workload.dtype == "float64" else jnp.float32
     extra = native({"mask": dense(workload), "bias": arrays.bias})

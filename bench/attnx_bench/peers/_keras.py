@@ -22,7 +22,8 @@ __all__ = ["IMPLEMENTATIONS"]
 def make(backend: str, workload: Workload, arrays: Arrays) -> Ready:
     """The operation on one backend, in its own layout BTNH."""
     attend = _operation(backend)
-    refuse(workload, softcap="has no softcap on a CPU", need_lse="returns no lse")
+    refuse(workload, softcap="has no softcap on a CPU", need_lse="returns no lse",
+           dropout="has no dropout")  # fmt: skip
     refuse_float64(workload)
     return {"torch": _on_torch, "jax": _on_jax, "numpy": _on_numpy}[backend](
         attend, workload, arrays

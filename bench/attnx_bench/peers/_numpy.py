@@ -9,7 +9,7 @@ import numpy as np
 from attnx_bench.implementation import Implementation, Ready
 from attnx_bench.workload import Arrays, Workload
 
-from ._shared import Array, dense, named, refuse_scores
+from ._shared import Array, dense, named, refuse, refuse_scores
 
 __all__ = ["IMPLEMENTATIONS"]
 
@@ -28,6 +28,7 @@ class _Forward(NamedTuple):
 
 def make(workload: Workload, arrays: Arrays) -> Ready:
     """The whole matrix of scores; 16-bit operands become float32 first, within the timed work."""
+    refuse(workload, dropout="has no dropout")
     refuse_scores(workload)
     mask = dense(workload)
 

@@ -23,7 +23,7 @@ def make(workload: Workload, arrays: Arrays) -> Ready:
 
     Without a cache the operator's `is_causal` is aligned at the top left.
     """
-    refuse(workload, gradient="no gradients", need_lse="returns no lse")
+    refuse(workload, gradient="no gradients", need_lse="returns no lse", dropout="has no dropout")
     refuse_scores(workload)
     causal, mask, bias = spelled(workload, arrays, apart=False)
     feeds = {"q": arrays.q, "k": arrays.k, "v": arrays.v}

@@ -25,8 +25,9 @@ def tensor(array: Array | None) -> Any:
 
 
 def ready(
-    workload: Workload, arrays: Arrays, forward: Forward, how: str, *, bshd: bool = False
-) -> Ready:
+    workload: Workload, arrays: Arrays, forward: Forward, how: str, *, bshd: bool = False,
+    compared: bool = True,
+) -> Ready:  # fmt: skip
     """Time `forward` without recording, or together with autograd's gradients of q, k and v."""
     import torch
 
@@ -54,7 +55,7 @@ def ready(
         found = (None if one is None else lane.to_numpy(one.detach()) for one in made)
         return named(found, bshd=bshd)
 
-    return Ready(run, results, how)
+    return Ready(run, results, how, compared)
 
 
 # The fused attention ---------------------------------------------------------------------------
@@ -72,15 +73,20 @@ def make_sdpa(workload: Workload, arrays: Arrays) -> Ready:
 
     def forward(q: Any, k: Any, v: Any) -> tuple[Any, Any]:
         out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=added, is_causal=causal, enable_gqa=grouped
-        )
+            q, k, v, attn_mask=added, dropout_p=workload.dropout, is_causal=causal,
+            enable_gqa=grouped,
+        )  # fmt: skip
         return out, None
 
     how = "is_causal" if causal else "no mask" if added is None else "attn_mask"
-    return ready(workload, arrays, forward, how)
+    how += ", dropout of its own" if workload.dropout else ""
+    return ready(workload, arrays, forward, how, compared=not workload.dropout)
 
 
 # The formula -----------------------------------------------------------------------------------
+
+
+EAGER = "matmul, softmax, matmul"
 
 
 def make_eager(workload: Workload, arrays: Arrays) -> Ready:
@@ -103,10 +109,13 @@ def make_eager(workload: Workload, arrays: Arrays) -> Ready:
         if shown is not None:
             scores = scores.masked_fill(~shown, -torch.inf)
         weights = torch.softmax(scores, dim=-1, dtype=wide).to(q.dtype)
+        if workload.dropout:
+            weights = torch.dropout(weights, workload.dropout, True)
         lse = torch.logsumexp(scores.to(wide), dim=-1) if workload.need_lse else None
         return torch.matmul(weights, v), lse
 
-    return ready(workload, arrays, forward, "matmul, softmax, matmul")
+    how = "matmul, softmax, dropout of its own, matmul" if workload.dropout else EAGER
+    return ready(workload, arrays, forward, how, compared=not workload.dropout)
 
 
 # FlexAttention ---------------------------------------------------------------------------------
@@ -116,7 +125,8 @@ def make_flex(workload: Workload, arrays: Arrays) -> Ready:
     """FlexAttention compiled for the host, where it has neither gradients nor lse (torch 2.13)."""
     import torch
 
-    refuse(workload, gradient="no gradients on a CPU", need_lse="returns no lse on a CPU")
+    refuse(workload, gradient="no gradients on a CPU", need_lse="returns no lse on a CPU",
+           dropout="has no dropout")  # fmt: skip
     if workload.dtype == "float64":
         raise NotApplicable("no float64 on a CPU")
     if not _compiler():

@@ -14,7 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from attnx.masks import Causal, Dense, Lengths, Predicate, Prefix, Segments, Starts, Window
+from attnx.masks import (
+    BlockMask,
+    Causal,
+    Dense,
+    Lengths,
+    Predicate,
+    Prefix,
+    Segments,
+    Starts,
+    Window,
+)
 
 from ._case import BASE, Case, Context, Recipe, Shape, square
 from ._edits import poison, spike
@@ -25,6 +35,11 @@ SQUARE = square(9)
 ONE = BASE._replace(batch=(1,), Hq=2, Hk=1, D=4, Dv=3)
 FIVE = square(70, batch=(5,), Hq=2, Hk=1, D=4, Dv=3)
 LONG = square(600, batch=(2,), Hq=1, Hk=1, D=4, Dv=3)
+
+
+def _layout(*shape: int) -> Any:
+    """A random layout of blocks, the same every time."""
+    return np.random.default_rng(shape).random(shape) < 0.5
 
 
 @dataclass(frozen=True)
@@ -188,6 +203,15 @@ STRUCTURED = (
     Spec("segments-causal", Segments(_ids(33, 5, 5), _ids(33, 5, 5)), square(33),
          {"causal": True}),
     Spec("segments-long", Segments(_ids(600, 6, 6), _ids(600, 6, 6)), LONG, {"causal": True}),
+    Spec("blocks", BlockMask(_layout(3, 6), (3, 2)), BASE, clauses=("S3.6", "S3.7")),
+    Spec("blocks-of-heads", BlockMask(_layout(2, 6, 5, 4), (2, 3)), BASE,
+         clauses=("S3.6", "S3.7")),
+    Spec("blocks-causal", BlockMask(_layout(17, 9), (2, 4)), square(33), {"causal": True},
+         clauses=("S3.1", "S3.6", "S3.7")),
+    Spec("blocks-of-a-row", BlockMask(_layout(1, 1, 1, 5), (4, 7)) | Prefix(1), square(33)),
+    Spec("blocks-hidden", ~BlockMask(_layout(2, 1, 3, 4), (3, 3)) & Lengths(np.array([7, 10])),
+         BASE, clauses=("S3.6", "S3.7")),
+    Spec("blocks-long", BlockMask(_layout(10, 10), 64), LONG),
     Spec("prefix", Prefix(np.array([3, 11])), BASE),
     Spec("prefix-of-none", Prefix(np.array([0, 4])), BASE, clauses=("S3.6", "S3.7")),
     Spec("prefix-causal", Causal() | Prefix(4)),

@@ -170,6 +170,21 @@ class Sight:
         kv_ids = self.tokens(c, mask.kv_ids, c.grid.Lk)[..., None, :]
         return (q_ids == kv_ids) & (q_ids >= 0)
 
+    def blockmask_rule(self, c: Call, mask: Any) -> Any:
+        """Each pair as the block in which it lies."""
+        shown = np.asarray(mask.layout)
+        for axis, index, size in (
+            (-2, self.i(c)[:, 0], self.block_sizes(mask)[0]),
+            (-1, self.j(c), self.block_sizes(mask)[1]),
+        ):
+            if shown.shape[axis] != 1:
+                shown = np.take(shown, np.minimum(index // size, shown.shape[axis] - 1), axis=axis)
+        return self.spread(c, shown)
+
+    def block_sizes(self, mask: Any) -> tuple[int, int]:
+        """Of queries and of keys."""
+        return mask.q_block, mask.kv_block
+
     def predicate_rule(self, c: Call, mask: Any) -> Any:
         """Asked on index arrays."""
         b = np.arange(c.grid.N)[:, None, None, None]

@@ -18,6 +18,7 @@ __all__ = ["FAULTS"]
 fault = of_kind("masks")
 combined = of_kind("combined")
 segments = of_kind("segments")
+blocks = of_kind("blocks")
 prefix = of_kind("prefix")
 predicate = of_kind("predicate")
 
@@ -177,6 +178,20 @@ def _later_segments(self: Kernel, c: Call, mask: Any) -> Any:
     return (q_ids >= self.tokens(c, mask.kv_ids, c.grid.Lk)[..., None, :]) & (q_ids >= 0)
 
 
+def _first_layout(self: Kernel, c: Call, mask: Any) -> Any:
+    return Kernel.blockmask_rule(self, c, mask)[:, :1]
+
+
+def _layout_of_key_heads(self: Kernel, c: Call, mask: Any) -> Any:
+    seen = Kernel.blockmask_rule(self, c, mask)
+    return seen[:, np.arange(c.grid.Hq) // c.g] if seen.size else seen
+
+
+def _short_last(self: Kernel, c: Call, mask: Any) -> Any:
+    size = mask.kv_block
+    return Kernel.blockmask_rule(self, c, mask) | (self.j(c) >= c.grid.Lk // size * size)
+
+
 def _asked(**zeros: bool) -> Any:
     """A predicate is asked with an index that is always 0, or local to its tile."""
 
@@ -258,6 +273,15 @@ FAULTS: tuple[Fault, ...] = (
           prefix_rule=lambda self, c, mask: self.j(c) <= self.entries(c, mask.n)),
     prefix("prefix-one-less", "j < n - 1",
           prefix_rule=lambda self, c, mask: self.j(c) < self.entries(c, mask.n) - 1),
+    blocks("blocks-dropped", "blocks hide nothing", blockmask_rule=lambda self, c, mask: True),
+    blocks("blocks-square", "the block size of queries serves keys too",
+          block_sizes=lambda self, mask: (mask.q_block, mask.q_block)),
+    blocks("blocks-swapped", "the block sizes are swapped",
+          block_sizes=lambda self, mask: (mask.kv_block, mask.q_block)),
+    blocks("blocks-first-head", "the first head's layout serves all", blockmask_rule=_first_layout),
+    blocks("blocks-of-key-heads", "a layout is read by the key head's number",
+          blockmask_rule=_layout_of_key_heads),
+    blocks("blocks-short-last", "a short last block shows all", blockmask_rule=_short_last),
     predicate("predicate-without-batch", "the predicate gets b = 0", predicate_rule=_asked(b=True)),
     predicate("predicate-without-heads", "the predicate gets h = 0", predicate_rule=_asked(h=True)),
     predicate("predicate-of-key-heads", "the predicate gets the key head",

@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from attnx import _install, errors, masks
+from attnx import _install, errors, masks, positions
+from attnx._alibi import Alibi
 from attnx._api import (
     BoundPlan,
     attention,
@@ -23,11 +24,39 @@ from attnx._dispatch import Candidate, Explanation
 from attnx._dropout import Dropout
 from attnx._registry import BackendInfo, Record
 from attnx._report import backends, doctor, get_backend, implementations, register, unregister
-from attnx.masks import Causal, Dense, Lengths, Predicate, Prefix, Segments, Starts, Window
+from attnx.cache import KVCache
+from attnx.heads import (
+    HeadGradients,
+    HeadWeights,
+    multi_head_attention,
+    multi_head_attention_vjp,
+)
+from attnx.linear import (
+    LinearGradients,
+    LinearState,
+    linear_attention,
+    linear_attention_step,
+    linear_attention_vjp,
+)
+from attnx.masks import (
+    BlockMask,
+    Causal,
+    Dense,
+    Lengths,
+    Predicate,
+    Prefix,
+    Segments,
+    Starts,
+    Window,
+)
+from attnx.parts import prefill, split_kv
 from attnx.plugin import Gradients
+from attnx.positions import alibi_slopes, rope, sinusoidal
 
 __all__ = [
+    "Alibi",
     "BackendInfo",
+    "BlockMask",
     "BoundPlan",
     "Candidate",
     "Causal",
@@ -35,13 +64,19 @@ __all__ = [
     "Dropout",
     "Explanation",
     "Gradients",
+    "HeadGradients",
+    "HeadWeights",
+    "KVCache",
     "Lengths",
+    "LinearGradients",
+    "LinearState",
     "Predicate",
     "Prefix",
     "Record",
     "Segments",
     "Starts",
     "Window",
+    "alibi_slopes",
     "attention",
     "attention_vjp",
     "attention_weights",
@@ -51,11 +86,21 @@ __all__ = [
     "explain",
     "get_backend",
     "implementations",
+    "linear_attention",
+    "linear_attention_step",
+    "linear_attention_vjp",
     "masks",
     "merge",
+    "multi_head_attention",
+    "multi_head_attention_vjp",
     "plan",
+    "positions",
+    "prefill",
     "register",
+    "rope",
     "set_default_backend",
+    "sinusoidal",
+    "split_kv",
     "unregister",
     "use_backend",
 ]

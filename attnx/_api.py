@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from attnx import _gradients, _install
+from attnx._alibi import detached, slopes_of
 from attnx._attention import attention, outward, plan_for
 from attnx._call import Options, prepare
 from attnx._choice import requested
@@ -54,7 +55,7 @@ def attention_vjp(
         (out, pullback), or ((out, lse), pullback) with `return_lse`. `pullback(d_out, d_lse=None)`
         takes cotangents in the shapes of out and lse (d_lse only with `return_lse`; either may be
         None) and returns `Gradients(q, k, v, bias, sinks)`, each in its input's shape and dtype,
-        None for what was not given.
+        None for what was not given and for an `Alibi`.
 
     Raises:
         ArgumentError: as in `attention`; also from the pullback, for a wrong cotangent.
@@ -73,7 +74,7 @@ def attention_vjp(
     )
     lane = lane_of(q)
     q, k, v = lane.detached(q), lane.detached(k), lane.detached(v)
-    options = options._replace(bias=lane.detached(bias), sinks=lane.detached(sinks))
+    options = options._replace(bias=detached(lane, bias), sinks=lane.detached(sinks))
     ready = prepare(lane, q, k, v, options, gradient="vjp")
     chosen = plan_for(requested(backend), ready.call.cls)
     out, lse = chosen.forward(ready.q, ready.k, ready.v, ready.call)
@@ -117,7 +118,7 @@ def attention_weights(
     """
     options = Options(mask, causal, bias, scale, softcap, sinks, None, layout, False, assume_finite)
     lane = lane_of(q)
-    _gradients.refuse_recording(lane, "attention_weights", q, k, bias, sinks)
+    _gradients.refuse_recording(lane, "attention_weights", q, k, slopes_of(bias), sinks)
     ready = prepare(lane, q, k, k, options)
     chosen = plan_for(requested(backend), ready.call.cls)
     weights = chosen.weights(ready.q, ready.k, ready.call)

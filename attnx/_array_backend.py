@@ -23,7 +23,16 @@ from attnx import _tile_ops as ops
 from attnx._contract import Backend, Capabilities, Gradients
 from attnx._tile_ops import Block, Rows, Scores, Tile
 from attnx._tile_sums import Sums
-from attnx.tiling import EMPTY, FULL, Grid, kept, position_offset, tile_classes, visible
+from attnx.tiling import (
+    EMPTY,
+    FULL,
+    Grid,
+    alibi_tile,
+    kept,
+    position_offset,
+    tile_classes,
+    visible,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,8 +71,9 @@ class ArrayBackend(Backend):
         self.lane = lane
         self.xp = lane.xp
         self.capabilities = capabilities or Capabilities(
-            dtypes=frozenset({"float32", "float64"}), native_masks=ops.STRUCTURED, dropout=True
-        )
+            dtypes=frozenset({"float32", "float64"}), native_masks=ops.STRUCTURED, dropout=True,
+            alibi=True,
+        )  # fmt: skip
 
     def route(self, cls: CallClass) -> str:
         """One route serves every call."""
@@ -186,6 +196,8 @@ class ArrayBackend(Backend):
             open_pairs = bias != -xp.inf
             shown = open_pairs if shown is None else shown & open_pairs
             s = s + ops.cast(xp, bias, q.dtype)
+        if call.alibi is not None:
+            s = s + alibi_tile(call.alibi, self.grid(call, tile, q), q.dtype)
         return Scores(s, tanh, shown)
 
     def grid(self, call: Call, tile: Tile, like: Any) -> Grid:

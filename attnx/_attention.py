@@ -106,7 +106,8 @@ def attention(
         v: values `(*B, Hk, Lk, Dv)` of q's dtype.
         mask: a boolean array, True = visible, or a mask object of `attnx.masks` (S3).
         causal: True (needs Lq == Lk), `"top_left"` or `"bottom_right"` (S3.5); intersects `mask`.
-        bias: floating, added to the scores; broadcasts to `(*B, Hq, Lq, Lk)` (S2, S3.4).
+        bias: floating, added to the scores; broadcasts to `(*B, Hq, Lq, Lk)` (S2, S3.4). Or
+            `attnx.Alibi(slopes)`, which stands for such an array and makes none (S2.7).
         scale: a finite real number; by default 1/sqrt(D).
         softcap: scores become softcap * tanh(score / softcap) (S2).
         sinks: `(Hq,)`, one logit a head in the denominator alone (S2.3).
@@ -164,9 +165,8 @@ def attention(
             if (way := ways.get(late_key(q, k, v))) is not None:
                 apply, cls, kept_mask = way
                 factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-                out, lse = apply(
-                    q, k, v, Call._make((cls, *sizes, factor, None, kept_mask, None, None, None))
-                )
+                rest = (None, kept_mask, None, None, None, None)
+                out, lse = apply(q, k, v, Call._make((cls, *sizes, factor, *rest)))
                 return (out, lse) if return_lse else out
     options = Options(
         mask, causal, bias, scale, softcap, sinks, dropout, layout, return_lse, assume_finite

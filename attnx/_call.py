@@ -12,12 +12,14 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnx import _check_masks, _checks
+from attnx._check_alibi import check_alibi
 from attnx._dropout import Drop
 from attnx.masks import And, Causal, Mask, leaves, map_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from attnx._alibi import Alibi
     from attnx._lane import Lane
 
 __all__ = ["Call", "CallClass", "Dims", "Options", "Prepared", "prepare"]
@@ -41,7 +43,8 @@ class CallClass(NamedTuple):
         mask: the mask's structure, `causal` folded in and alignments resolved; None without one.
         scale_sign: -1, 0 or 1; None for the default scale, which is positive.
         softcap: whether it is given.
-        bias: (dtype, which axes are full) of the bias, or None.
+        bias: (dtype, which axes are full) of a bias that is an array, or None.
+        alibi: whether the bias is an `Alibi`.
         sinks: dtype of the sinks, or None.
         dropout: whether it drops anything.
         need_lse: whether the caller needs lse.
@@ -62,6 +65,7 @@ class CallClass(NamedTuple):
     scale_sign: int | None = None
     softcap: bool = False
     bias: tuple[str, tuple[bool, ...]] | None = None
+    alibi: bool = False
     sinks: str | None = None
     dropout: bool = False
     need_lse: bool = False
@@ -88,6 +92,7 @@ class Call(NamedTuple):
         bias: (1 or B, 1 or Hq, 1 or Lq, 1 or Lk), or None.
         sinks: (Hq,), or None.
         dropout: what is dropped of P (see `attnx.tiling.kept`), or None.
+        alibi: with slopes (Hq,), instead of a bias (see `attnx.tiling.alibi_tile`), or None.
     """
 
     cls: CallClass
@@ -104,6 +109,7 @@ class Call(NamedTuple):
     bias: Any = None
     sinks: Any = None
     dropout: Drop | None = None
+    alibi: Alibi | None = None
 
     @property
     def dtype(self) -> str:
@@ -155,7 +161,8 @@ class Call(NamedTuple):
         if mask is not None:
             mask = map_leaves(mask, lambda _, __, x: x if isinstance(x, int) else fn(x))
         drop = None if self.dropout is None else self.dropout.map_arrays(fn)
-        return self._replace(mask=mask, bias=bias, sinks=sinks, dropout=drop)
+        alibi = None if self.alibi is None else self.alibi.map_arrays(fn)
+        return self._replace(mask=mask, bias=bias, sinks=sinks, dropout=drop, alibi=alibi)
 
 
 class Options(NamedTuple):
@@ -265,12 +272,14 @@ def prepare(
     mask = _fold_causal(_check_masks.check_mask(lane, options.mask, q, dims), options.causal, dims)
     mask = None if mask is None else _check_masks.check_positions(mask, dims)
     bias = _checks.check_bias(lane, options.bias, q, dtype, dims)
+    alibi = check_alibi(lane, options.bias, q, dtype, mask, dims)
     sinks = _checks.check_sinks(lane, options.sinks, dtype, dims)
     drop = _checks.check_dropout(lane, options.dropout)
-    if gradient is None and lane.wants_gradient(q, k, v, options.bias, options.sinks):
+    if gradient is None and lane.wants_gradient(q, k, v, bias, sinks):
         gradient = "framework"
     given = () if mask is None else [x for _, _, x in leaves(mask) if not isinstance(x, int)]
-    given = (*given, *(() if drop is None else drop.arrays))
+    for part in (drop, alibi):
+        given = (*given, *(() if part is None else part.arrays))
     cls = CallClass(
         framework=lane.name,
         device=lane.device(q),
@@ -284,6 +293,7 @@ def prepare(
         scale_sign=None if scale is None else (scale > 0) - (scale < 0),
         softcap=softcap is not None,
         bias=None if bias is None else (lane.dtype_name(bias), tuple(n != 1 for n in bias.shape)),
+        alibi=alibi is not None,
         sinks=None if sinks is None else lane.dtype_name(sinks),
         dropout=drop is not None,
         need_lse=bool(options.return_lse) or gradient == "vjp",
@@ -295,6 +305,7 @@ def prepare(
     call = Call(
         cls, dims.B, dims.Hq, dims.Hk, dims.Lq, dims.Lk, dims.D, dims.Dv,
         1.0 / math.sqrt(dims.D) if scale is None else scale, softcap, mask, bias, sinks, drop,
+        alibi,
     )  # fmt: skip
     return Prepared(dims.inward(xp, q), dims.inward(xp, k), dims.inward(xp, v), call, dims)
 

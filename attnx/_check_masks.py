@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from attnx import masks
 from attnx._checks import four_axes
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from attnx._lane import Lane
     from attnx.masks import Mask
 
-__all__ = ["check_causal", "check_mask", "check_positions"]
+__all__ = [
+    "check_causal", "check_lengths", "check_mask", "check_positions", "positions_of",
+    "refuse_open",
+]  # fmt: skip
 
 
 def check_causal(causal: Any, dims: Dims) -> str | None:
@@ -36,7 +39,7 @@ def check_causal(causal: Any, dims: Dims) -> str | None:
     raise kind(f"causal: expected False, True, 'top_left' or 'bottom_right', got {causal!r}")
 
 
-def _refuse_square(what: str, dims: Dims, top_left: str, bottom_right: str) -> None:
+def _refuse_square(what: str, dims: Dims, top_left: str, bottom_right: str) -> NoReturn:
     raise ArgumentError(
         f"{what}: expected Lq == Lk, got Lq={dims.Lq} and Lk={dims.Lk}; write {top_left} (query i "
         f"stands at key i) or {bottom_right} (the last query stands at the last key)"
@@ -45,21 +48,26 @@ def _refuse_square(what: str, dims: Dims, top_left: str, bottom_right: str) -> N
 
 def check_positions(mask: Mask, dims: Dims) -> Mask:
     """Resolve alignments that were left open, and refuse those that have no meaning (S3.5)."""
-    nodes = list(masks.walk(mask))
-    lengths = [node for node in nodes if isinstance(node, masks.Lengths)]
-    if lengths and any(getattr(node, "align", None) == "bottom_right" for node in nodes):
-        chain = mask.parts if isinstance(mask, masks.And) else (mask,)
-        if len(lengths) > 1:
-            raise ArgumentError(
-                f"mask: bottom_right beside {len(lengths)} Lengths has no single meaning; "
-                "give one Lengths, or explicit q_pos and kv_pos"
-            )
-        if not any(part is lengths[0] for part in chain):
-            raise ArgumentError(
-                "mask: bottom_right beside a Lengths under | or ~ has no meaning; put the Lengths "
-                "into the top-level & chain, or give explicit q_pos and kv_pos"
-            )
+    if any(getattr(node, "align", None) == "bottom_right" for node in masks.walk(mask)):
+        check_lengths("mask", mask)
     return _resolve(mask, dims)
+
+
+def check_lengths(argument: str, mask: Mask | None) -> None:
+    """Refuse lengths from which the bottom_right of an argument has no single meaning (S3.5)."""
+    nodes = () if mask is None else masks.walk(mask)
+    lengths = [node for node in nodes if isinstance(node, masks.Lengths)]
+    if len(lengths) > 1:
+        raise ArgumentError(
+            f"{argument}: bottom_right beside {len(lengths)} Lengths has no single meaning; "
+            "give one Lengths, or explicit q_pos and kv_pos"
+        )
+    chain = mask.parts if isinstance(mask, masks.And) else (mask,)
+    if lengths and not any(part is lengths[0] for part in chain):
+        raise ArgumentError(
+            f"{argument}: bottom_right beside a Lengths under | or ~ has no meaning; put the "
+            "Lengths into the top-level & chain, or give explicit q_pos and kv_pos"
+        )
 
 
 def _resolve(mask: Mask, dims: Dims) -> Mask:
@@ -70,7 +78,7 @@ def _resolve(mask: Mask, dims: Dims) -> Mask:
     if not isinstance(mask, (masks.Causal, masks.Window)) or mask.align is not None:
         return mask
     if mask.q_pos is None and dims.Lq != dims.Lk:
-        _refuse_open(mask, dims)
+        refuse_open("mask", mask, dims)
     if mask.q_pos is not None or mask.kv_pos is not None:
         return mask
     if isinstance(mask, masks.Window):
@@ -78,17 +86,20 @@ def _resolve(mask: Mask, dims: Dims) -> Mask:
     return masks.Causal("top_left")
 
 
-def _refuse_open(mask: masks.Causal | masks.Window, dims: Dims) -> None:
-    if mask.kv_pos is not None:
+def refuse_open(argument: str, node: Any, dims: Dims) -> NoReturn:
+    """Say how positions can be told where Lq != Lk (S3.5), for a mask or an `Alibi`."""
+    if node.kv_pos is not None:
         raise ArgumentError(
-            f"mask: {mask!r}: expected q_pos beside kv_pos where Lq != Lk, got Lq={dims.Lq} and "
-            f"Lk={dims.Lk}; the positions of the queries follow from nothing else"
+            f"{argument}: {node!r}: expected q_pos beside kv_pos where Lq != Lk, got Lq={dims.Lq} "
+            f"and Lk={dims.Lk}; the positions of the queries follow from nothing else"
         )
-    name = type(mask).__name__
-    sizes = f"{mask.left}, {mask.right}, " if isinstance(mask, masks.Window) else ""
+    name = type(node).__name__
+    first = f"{node.left}, {node.right}, " if isinstance(node, masks.Window) else ""
+    first = "slopes, " if name == "Alibi" else first
     _refuse_square(
-        f"mask: {mask!r}", dims, f"{name}({sizes}'top_left')", f"{name}({sizes}'bottom_right')"
-    )
+        f"{argument}: {node!r}", dims, f"{name}({first}'top_left')",
+        f"{name}({first}'bottom_right')",
+    )  # fmt: skip
 
 
 def check_mask(lane: Lane, mask: Any, q: Any, dims: Dims) -> Mask | None:
@@ -107,7 +118,7 @@ def check_mask(lane: Lane, mask: Any, q: Any, dims: Dims) -> Mask | None:
         length = dims.Lq if field in ("q", "q_pos", "q_ids") else dims.Lk
         if isinstance(node, (masks.Lengths, masks.Starts, masks.Prefix)):
             return _counts(lane, name, leaf, q, length, dims)
-        return _positions(lane, name, leaf, q, length, dims)
+        return positions_of(lane, name, leaf, q, length, dims)
 
     return masks.map_leaves(mask, canonical)
 
@@ -154,7 +165,7 @@ def _counts(lane: Lane, name: str, leaf: Any, q: Any, length: int, dims: Dims) -
     return leaf
 
 
-def _positions(lane: Lane, name: str, leaf: Any, q: Any, length: int, dims: Dims) -> Any:
+def positions_of(lane: Lane, name: str, leaf: Any, q: Any, length: int, dims: Dims) -> Any:
     """Positions or ids as integers of shape (L,) or (B, L)."""
     leaf = _integers(lane, name, leaf, q)
     shape = tuple(leaf.shape)

@@ -12,6 +12,7 @@ import numbers
 from typing import TYPE_CHECKING, Any
 
 from attnx import masks
+from attnx._alibi import Alibi
 from attnx._dropout import AXES, Drop, Dropout
 from attnx._mask_base import is_scalar
 from attnx.errors import ArgumentError, ArgumentTypeError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FLOAT32_MAX",
     "check_bias",
+    "check_companion",
     "check_dropout",
     "check_dtypes",
     "check_flags",
@@ -44,7 +46,12 @@ SHAPES = {
 
 def check_frameworks(lane: Lane, q: Any, k: Any, v: Any, options: Options) -> None:
     """The framework is q's; every other array must be of the same one."""
-    arrays = {"q": q, "k": k, "v": v, "bias": options.bias, "sinks": options.sinks}
+    arrays = {"q": q, "k": k, "v": v}
+    if isinstance(options.bias, Alibi):
+        arrays |= {f"Alibi.{name}": leaf for name, leaf in options.bias.given().items()}
+    else:
+        arrays["bias"] = options.bias
+    arrays["sinks"] = options.sinks
     if isinstance(options.mask, masks.Mask):
         for node, name, leaf in masks.leaves(options.mask):
             if not isinstance(leaf, (int, tuple)):
@@ -214,7 +221,7 @@ def _real(name: str, value: Any) -> float:
 
 def check_bias(lane: Lane, bias: Any, q: Any, dtype: str, dims: Dims) -> Any:
     """A floating array that broadcasts like a mask (S2.4, S3.3), with four axes."""
-    if bias is None:
+    if bias is None or isinstance(bias, Alibi):
         return None
     got = lane.dtype_name(bias)
     if got == "bool":
@@ -222,11 +229,12 @@ def check_bias(lane: Lane, bias: Any, q: Any, dtype: str, dims: Dims) -> Any:
             "bias: expected floating values that are added to the scores, got bool; "
             "pass a boolean array as mask="
         )
-    _check_companion("bias", got, dtype)
+    check_companion("bias", got, dtype)
     return four_axes(lane, "bias", bias, dims)
 
 
-def _check_companion(name: str, got: str, dtype: str) -> None:
+def check_companion(name: str, got: str, dtype: str) -> None:
+    """What is added to the scores is of q's dtype or float32 (S2.4)."""
     allowed = dict.fromkeys((dtype, "float32"))
     if got not in allowed:
         raise ArgumentTypeError(
@@ -277,7 +285,7 @@ def check_sinks(lane: Lane, sinks: Any, dtype: str, dims: Dims) -> Any:
     if sinks is None:
         return None
     got = lane.dtype_name(sinks)
-    _check_companion("sinks", got, dtype)
+    check_companion("sinks", got, dtype)
     if tuple(sinks.shape) != (dims.Hq,):
         raise ArgumentError(
             f"sinks: expected shape (Hq,) = ({dims.Hq},), one logit a query head, "

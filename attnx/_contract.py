@@ -116,6 +116,7 @@ class Capabilities(NamedTuple):
         native_masks: those whose structure saves it work, where the others go through dense tiles.
         gqa: grouped heads.
         bias: additive bias.
+        alibi: a bias that is an `Alibi`, without an array of it.
         softcap: logit softcap.
         sinks: attention sinks.
         dropout: the dropout of S9.
@@ -140,6 +141,7 @@ class Capabilities(NamedTuple):
     native_masks: frozenset[str] = frozenset()
     gqa: bool = True
     bias: bool = True
+    alibi: bool = False
     softcap: bool = True
     sinks: bool = True
     dropout: bool = False
@@ -166,6 +168,9 @@ class Capabilities(NamedTuple):
             found.append(
                 Reason("device", cls.device, _words(self.devices), "move the arrays there")
             )
+        if cls.alibi and not self.alibi:
+            hint = "pass -slopes[:, None, None] * |p - j| as an array" if self.bias else ""
+            found.append(Reason("bias", "Alibi", "arrays" if self.bias else "none", hint))
         lacking = mask_kinds(cls.mask) - self.masks
         if lacking:
             found.append(Reason("mask", _words(lacking), _words(self.masks)))

@@ -8,8 +8,9 @@ overrides what differs (devices, tracing, autodiff, formats without DLPack).
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,10 +68,13 @@ class Lane:
             none.
         host: the framework whose arrays a bridge's functions take under a transform, where they are
             not this framework's own: those of a callback that the compiled program makes, say.
+        any_shape: whether a call costs the same at shapes not met before; False where a program is
+            compiled for each, so that decoding had better keep to one.
     """
 
     name: ClassVar[str]
     host: ClassVar[str | None] = None
+    any_shape: ClassVar[bool] = True
     xp: Any
     array_types: tuple[type, ...] = ()
     refused_types: tuple[type, ...] = ()
@@ -137,6 +141,12 @@ class Lane:
         """Whether the framework is recording a gradient of any of these (None is skipped)."""
         return False
 
+    def constant(self, array: Any, refuse: Callable[[], NoReturn]) -> Any:
+        """The same values, which have no gradient: `refuse` raises where one is recorded."""
+        if self.wants_gradient(array):
+            refuse()
+        return array
+
     def arange(self, start: int, stop: int, like: Any) -> Any:
         """Integers from start to stop on the device of `like`."""
         return self.xp.arange(start, stop)
@@ -144,6 +154,38 @@ class Lane:
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, like: Any) -> Any:
         """A filled array on the device of `like`."""
         return self.xp.full(shape, value, dtype=dtype)
+
+    def write(self, buffer: Any, new: Any, rows: Any, real: Any, axis: int) -> Any:
+        """The buffer with rows of each entry written, in place where the framework can.
+
+        Here it costs a pass over the buffer where rows differ, in array-API terms. Where a gradient
+        is recorded of the buffer or of what is written, the result is a new array.
+
+        Args:
+            buffer: entries along the first axis, slots along `axis`.
+            new: what is written, of the buffer's shape but for its n rows along `axis`.
+            rows: (B, n), the slot of each row; no slot comes twice in an entry. Or a slice with a
+                start and a stop, where all entries are written at the same slots; it comes only to
+                a lane of `any_shape`.
+            real: (B, n), False for rows that are not written; None for all.
+            axis: 1 or more.
+        """
+        xp = self.xp
+        if isinstance(rows, slice):
+            buffer[(*(slice(None),) * axis, rows, ...)] = new
+            return buffer
+        if not math.prod(new.shape):
+            return buffer
+        slots = self.arange(0, buffer.shape[axis], buffer)
+        hit = rows[:, :, None] == slots[None, None, :]
+        if real is not None:
+            hit = hit & real[:, :, None]
+        source = xp.argmax(xp.astype(hit, xp.int8), axis=1)
+        entries = range(buffer.shape[0])
+        moved = [xp.take(new[b, ...], source[b, :], axis=axis - 1) for b in entries]
+        shape = [1] * buffer.ndim
+        shape[0], shape[axis] = buffer.shape[0], buffer.shape[axis]
+        return xp.where(xp.reshape(xp.any(hit, axis=1), tuple(shape)), xp.stack(moved), buffer)
 
     def quiet(self) -> AbstractContextManager[Any]:
         """Silence the floating-point warnings that NaN and inf in the data would give."""
@@ -157,6 +199,10 @@ class Lane:
             like: an array of the call.
         """
         return self.xp.asarray(value, dtype=self.xp.int64)
+
+    def floats(self, value: tuple[float, ...], dtype: Any, like: Any) -> Any:
+        """An array of these numbers on the device of `like`."""
+        return self.xp.asarray(value, dtype=dtype)
 
     def to_numpy(self, array: Any) -> Any:
         """The same values as a NumPy array, which may share memory; bfloat16 by ml_dtypes."""

@@ -13,6 +13,7 @@ from attnx._mask_base import is_scalar, show
 from attnx.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
+    from attnx._alibi import Alibi
     from attnx.masks import Causal, Window
 
 __all__ = ["check_align", "count", "position_key", "size", "vector"]
@@ -20,7 +21,7 @@ __all__ = ["check_align", "count", "position_key", "size", "vector"]
 ALIGNMENTS = ("top_left", "bottom_right")
 
 
-def position_key(mask: Causal | Window) -> str:
+def position_key(mask: Causal | Window | Alibi) -> str:
     if mask.q_pos is None and mask.kv_pos is None:
         return mask.align or "square"
     return f"{'q' if mask.q_pos is not None else ''}{'k' if mask.kv_pos is not None else ''}pos"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from attnx import _attention, _choice, _dispatch
+from attnx import _attention, _check_alibi, _choice, _dispatch
 from attnx._attention import outward, plan_for
 from attnx._call import CallClass, Options, prepare
 from attnx._choice import Choice, asked, normalize, process
@@ -91,6 +91,11 @@ def _refuse_in_a_program(message: str) -> NoReturn:
     raise NotImplementedError(message)
 
 
+def _refuse_slopes() -> NoReturn:
+    """The same for the slopes of an `Alibi`."""
+    raise NotImplementedError(_check_alibi.NO_GRADIENT)
+
+
 def _asked(backend: Any) -> str:
     """Who is asked, as text: `requested`, as a compiler reads it."""
     found = state.override
@@ -118,7 +123,7 @@ def _text(cls: CallClass, *, same: bool) -> str:
             "1" if x else "0"
             for x in (
                 same, cls.grouped, cls.square, cls.softcap, cls.dropout, cls.need_lse,
-                cls.assume_finite, cls.gradient is not None,
+                cls.assume_finite, cls.gradient is not None, cls.alibi,
             )
         ]
     )  # fmt: skip
@@ -132,13 +137,14 @@ def _text(cls: CallClass, *, same: bool) -> str:
 
 def _class_of(text: str) -> CallClass:
     framework, device, dtype, layout, mask, sign, bias, sinks, flags = text.split("/")
-    same, grouped, square, softcap, dropout, need_lse, finite, gradient = (f == "1" for f in flags)
+    on = [flag == "1" for flag in flags]
+    same, grouped, square, softcap, dropout, need_lse, finite, gradient, alibi = on
     kind, _, axes = bias.partition(":")
     return CallClass(
         framework, device, dtype, 1, 1 if same else 2, grouped, square, layout, mask or None,
         int(sign) if sign else None, softcap,
-        (kind, tuple(axis == "1" for axis in axes)) if bias else None, sinks or None, dropout,
-        need_lse, finite, "framework" if gradient else None, True,
+        (kind, tuple(axis == "1" for axis in axes)) if bias else None, alibi, sinks or None,
+        dropout, need_lse, finite, "framework" if gradient else None, True,
     )  # fmt: skip
 
 
@@ -198,5 +204,6 @@ def install(framework: str) -> None:
     lane.read_instead(_attention.attention, attention)
     lane.read_instead(_dispatch.lane_of, _lane_of)
     lane.read_instead(_refuse, _refuse_in_a_program)
+    lane.read_instead(_check_alibi.refuse_gradient, _refuse_slopes)
     lane.read_instead(_choice._entered, _entered)
     lane.read_instead(_choice._left, _left)

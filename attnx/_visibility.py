@@ -31,7 +31,17 @@ from attnx.masks import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Blocks", "Grid", "block_bounds", "position_offset", "stationary", "visible"]
+    from attnx._alibi import Alibi
+
+__all__ = [
+    "Blocks",
+    "Grid",
+    "block_bounds",
+    "position_offset",
+    "positions",
+    "stationary",
+    "visible",
+]
 
 
 class Grid(NamedTuple):
@@ -63,6 +73,10 @@ class Grid(NamedTuple):
         if isinstance(leaf, int):
             return leaf
         return _spread(self.xp, _take(self.xp, leaf, self.b, 0), 0)
+
+    def per_head(self, leaf: Any) -> Any:
+        """A leaf of shape (Hq,), for the grid's heads."""
+        return _spread(self.xp, _take(self.xp, leaf, self.h, 0), 1)
 
     def per_position(self, leaf: Any, name: str) -> Any:
         """A leaf of shape (L,) or (B, L), for the grid's queries or keys."""
@@ -154,14 +168,19 @@ def _fold(parts: list[Any], operation: str) -> Any:
     return result
 
 
-def _query_position(mask: Causal | Window, grid: Grid) -> Any:
+def positions(mask: Causal | Window | Alibi, grid: Grid) -> tuple[Any, Any]:
+    """Where the grid's queries and keys stand for this mask (S3.5); they broadcast over it."""
+    return _query_position(mask, grid), _key_position(mask, grid)
+
+
+def _query_position(mask: Causal | Window | Alibi, grid: Grid) -> Any:
     if mask.q_pos is not None:
         return grid.per_position(mask.q_pos, "i")
     i = grid.axis("i")
     return i + grid.per_batch(grid.offset) if mask.align == "bottom_right" else i
 
 
-def _key_position(mask: Causal | Window, grid: Grid) -> Any:
+def _key_position(mask: Causal | Window | Alibi, grid: Grid) -> Any:
     return grid.axis("j") if mask.kv_pos is None else grid.per_position(mask.kv_pos, "j")
 
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from attnx._alibi import Alibi
 from attnx._call import Call, CallClass
 from attnx._contract import MASK_KINDS, Backend, Capabilities, Far, Gradients, Reason, mask_kinds
 from attnx._dropout import Dropout
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
 __all__ = [
     "API_VERSION",
     "MASK_KINDS",
+    "RECORDS",
     "SUPPORTED_API_VERSIONS",
+    "Alibi",
     "ArrayBackend",
     "Backend",
     "BackendSpec",
@@ -66,6 +69,11 @@ API_VERSION = 1
 
 SUPPORTED_API_VERSIONS = range(1, 2)
 """Versions a spec may name; a spec outside them is refused with both numbers."""
+
+RECORDS: list[type] = []
+"""Records of the core with arrays in them, beside masks and `Dropout`: the arrays are what
+`_array_fields` names, `_static_fields` the rest, both in the order of the constructor. A lane whose
+framework has trees registers each."""
 
 PROJECT = "attnx"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from attnx._alibi_tile import alibi_distances, alibi_tile
 from attnx._dropout import KEY_STEPS, LANES, MULTIPLIERS, ROUNDS, Drop, kept
 from attnx._visibility import (
     Blocks,
@@ -36,6 +37,8 @@ __all__ = [
     "Drop",
     "Grid",
     "Tile",
+    "alibi_distances",
+    "alibi_tile",
     "kept",
     "position_offset",
     "stationary",

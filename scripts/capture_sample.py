@@ -1,4 +1,4 @@
-r"""Capture the sample that `attnx compare` runs on when it is given no file.
+r"""Capture the sample that `attnx compare` and `attnx show` take when they are given no file.
 
 Random inputs flatter a kernel: real activations are correlated, peaked and not centred. So the
 package ships q, k and v of one layer of a real model on real text, and this script is the whole
@@ -39,7 +39,7 @@ SENTENCES = (
 )
 
 
-def capture() -> tuple[dict[str, np.ndarray], list[str]]:
+def capture() -> tuple[dict[str, np.ndarray], list[list[str]]]:
     """Run the model once and return q, k, v `(B, H, L, D)` with lengths `(B,)`, and the tokens."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
@@ -71,11 +71,10 @@ def capture() -> tuple[dict[str, np.ndarray], list[str]]:
     with torch.inference_mode():
         model(**batch)
     found["lengths"] = batch["attention_mask"].sum(-1).to(torch.int32).numpy()
-    longest = int(found["lengths"].argmax())
-    return found, tokenizer.convert_ids_to_tokens(batch["input_ids"][longest])
+    return found, [tokenizer.convert_ids_to_tokens(ids) for ids in batch["input_ids"]]
 
 
-def about() -> dict[str, Any]:
+def about(tokens: list[list[str]]) -> dict[str, Any]:
     """Return what a reader of the file needs to know of its origin."""
     return {
         "title": f"all-MiniLM-L6-v2, layer {LAYER}, {len(SENTENCES)} sentences",
@@ -86,6 +85,7 @@ def about() -> dict[str, Any]:
         "arrays": "q, k, v (B, H, L, D) float32 before scaling; lengths (B,) of the right padding",
         "padding": "holds what the model computed there; it must not reach any live row",
         "sentences": list(SENTENCES),
+        "tokens": tokens,
         "sentences_licence": "Apache-2.0, written for attnx",
         "script": "scripts/capture_sample.py",
         "versions": {
@@ -95,11 +95,16 @@ def about() -> dict[str, Any]:
     }
 
 
-def check(arrays: dict[str, np.ndarray], target: Path) -> int:
+def check(arrays: dict[str, np.ndarray], tokens: list[list[str]], target: Path) -> int:
     """Compare with the shipped file; another CPU sums in another order, hence the tolerance."""
+    from safetensors import safe_open
     from safetensors.numpy import load_file
 
     shipped = load_file(target)
+    with safe_open(target, framework="np") as archive:
+        if json.loads(archive.metadata()["about"])["tokens"] != tokens:
+            print("tokens: the shipped ones differ from those captured")
+            return 1
     for name, array in arrays.items():
         if shipped[name].shape != array.shape:
             print(f"{name}: shipped {shipped[name].shape}, captured {array.shape}")
@@ -118,14 +123,14 @@ def main() -> int:
     parser.add_argument("--target", type=Path, default=TARGET, help="the file to write or compare")
     options = parser.parse_args()
     arrays, tokens = capture()
-    print("longest:", " ".join(tokens))
+    print("longest:", " ".join(tokens[int(arrays["lengths"].argmax())]))
     print("lengths:", arrays["lengths"].tolist())
     if options.check:
-        return check(arrays, options.target)
+        return check(arrays, tokens, options.target)
     from safetensors.numpy import save_file
 
     # One metadata key: the format keeps several in no fixed order, and the bytes should repeat.
-    save_file(arrays, options.target, metadata={"about": json.dumps(about(), indent=1)})
+    save_file(arrays, options.target, metadata={"about": json.dumps(about(tokens), indent=1)})
     size = options.target.stat().st_size
     print(f"{options.target}: {size} bytes")
     return 0 if size < 1_000_000 else 1

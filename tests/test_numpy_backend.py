@@ -18,7 +18,7 @@ from attnx import Causal, Lengths, Predicate, Segments, Window
 from attnx_conformance.cases import CASES, DTYPES, HEAVY, Case
 from attnx_conformance.oracle import Reference
 from attnx_conformance.runner import run
-from attnx_numpy import _backward, _forward, _small, _threads
+from attnx_numpy import _backward, _forward, _pieces, _small, _threads
 
 Make = Callable[..., tuple[Any, Any, Any]]
 Agree = Callable[..., Reference]
@@ -397,8 +397,8 @@ def test_a_small_call_is_right_a_piece_a_thread(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each key head is a piece, as in a call of many scores; the suite's own are one piece."""
-    monkeypatch.setattr(_small, "SCORES", -1)
-    monkeypatch.setattr(_small, "PIECE", 1)
+    monkeypatch.setattr(_pieces, "SCORES", -1)
+    monkeypatch.setattr(_pieces, "PIECE", 1)
     monkeypatch.setattr(_threads, "threads", lambda: 3)
     outcome = run(case, "numpy", "float32")
     assert outcome.ok, outcome.detail
@@ -408,8 +408,8 @@ def test_pieces_give_the_same_bits_whatever_finishes_first(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their sums over a bias and sinks that they share are taken in the pieces' order."""
-    monkeypatch.setattr(_small, "SCORES", -1)
-    monkeypatch.setattr(_small, "PIECE", 1)
+    monkeypatch.setattr(_pieces, "SCORES", -1)
+    monkeypatch.setattr(_pieces, "PIECE", 1)
     q, k, v = make(B=(3,), Lq=5, Lk=7)
     bias = np.random.default_rng(3).standard_normal((1, 4, 1, 7)).astype(f32)
     options = {"bias": bias, "sinks": np.ones(4, f32)}

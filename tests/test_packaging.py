@@ -81,9 +81,10 @@ def test_the_wheel_holds_the_licence_and_the_real_input(wheel_names: set[str]) -
     assert any(re.fullmatch(r"attnx/cli/data/.+\.(npz|safetensors)", n) for n in wheel_names)
 
 
-def test_the_wheel_holds_the_page_of_a_report(wheel_names: set[str]) -> None:
+@pytest.mark.parametrize("folder", ["attnx_conformance", "attnx/viz"])
+def test_the_wheel_holds_the_pages(wheel_names: set[str], folder: str) -> None:
     page = {"page.html.j2", "page.css", "page.js"}
-    assert {f"attnx_conformance/_page/{name}" for name in page} <= wheel_names
+    assert {f"{folder}/_page/{name}" for name in page} <= wheel_names
 
 
 def test_the_sdist_holds_only_what_is_listed(built: Path) -> None:

@@ -13,6 +13,7 @@ from attnx.cli._conformance import suite
 from attnx.cli._explain import explain
 from attnx.cli._listing import backends, doctor
 from attnx.cli._options import CausalCommand
+from attnx.cli._show import show
 
 __all__ = ["app"]
 
@@ -27,6 +28,7 @@ app.command()(backends)
 app.command(cls=CausalCommand)(explain)
 app.command()(doctor)
 app.command(cls=CausalCommand)(compare)
+app.command(cls=CausalCommand)(show)
 app.command()(bench)
 app.add_typer(suite, name="conformance")
 

@@ -112,8 +112,8 @@ def run(
             metavar="A,B,...",
             show_default=False,
             help="What the function takes beside q, k, v: causal, mask, bias, scale, softcap, "
-            "sinks, dropout, lse, gqa, gradients, memory (grows with L alone), and what it may be "
-            "seen through: compile, vmap, forward_mode, higher_order.",
+            "sinks, alibi, dropout, lse, gqa, gradients, memory (grows with L alone), and what it "
+            "may be seen through: compile, vmap, forward_mode, higher_order.",
         ),
     ] = "",
     isolation: Annotated[

@@ -1,4 +1,4 @@
-"""ONNX's `Attention` operator, opset 23 to 25, computed by `attnx.attention`.
+"""ONNX's `Attention` operator, opset 23 to 25, by `attnx.attention`; `RotaryEmbedding` beside it.
 
 For code that runs or translates a graph: the operator's inputs, attributes and outputs by their own
 names, on arrays of any framework that attnx knows. The package `onnx` is not needed. The meaning is
@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import attnx
 from attnx.compat._onnx_masks import visibility
 from attnx.compat._onnx_operands import Operands, dtype_name, namespace, operands
+from attnx.compat._onnx_rotary import rotary_embedding
 from attnx.errors import ArgumentError
 
-__all__ = ["Outputs", "attention"]
+__all__ = ["Outputs", "attention", "rotary_embedding"]
 
 OPSETS = (23, 24, 25)
 

@@ -47,6 +47,7 @@ class CupyBackend(ArrayBackend):
                 devices=frozenset({"cuda"}),
                 native_masks=MASK_KINDS - {"dense", "predicate"},
                 dropout=True,
+                alibi=True,
             ),
         )
         self.kernels = kernels or Kernels(lane.xp)

@@ -73,6 +73,20 @@ class CupyLane(Lane):
         with self.on(like):
             return self.xp.asarray(value, dtype=self.xp.int64)
 
+    def write(self, buffer: Any, new: Any, rows: Any, real: Any, axis: int) -> Any:
+        """In place."""
+        xp, before = self.xp, (slice(None),) * (axis - 1)
+        with self.on(buffer):
+            if isinstance(rows, slice):
+                buffer[(slice(None), *before, rows)] = new
+                return buffer
+            at = (xp.arange(buffer.shape[0])[:, None], *before, rows)
+            values = xp.moveaxis(new, axis, 1)
+            if real is not None:
+                values = xp.where(xp.reshape(real, (*real.shape, 1, 1)), values, buffer[at])
+            buffer[at] = values
+        return buffer
+
     def to_numpy(self, array: Any) -> Any:
         """A copy on the host, once the device is done with it."""
         return cupy.asnumpy(array)

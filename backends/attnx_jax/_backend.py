@@ -59,7 +59,7 @@ def _attend_forward(careful: bool, q: Any, k: Any, v: Any, x: Operands) -> tuple
 
 def _attend_backward(careful: bool, kept: Any, cotangents: tuple[Any, Any]) -> tuple[Any, ...]:
     made = _backward_kernel(careful, *kept, *cotangents)
-    return made.q, made.k, made.v, Operands(made.bias, made.sinks, None, None, None, None)
+    return made.q, made.k, made.v, Operands(made.bias, made.sinks, *[None] * 5)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
@@ -78,6 +78,7 @@ class JaxBackend(Backend):
             devices=frozenset(kinds | {"cpu"}),
             native_masks=MASK_KINDS - {"dense", "predicate"},
             dropout=True,
+            alibi=True,
             vmap=True,
             compile=True,
         )
@@ -136,5 +137,11 @@ def _static(call: Call) -> tuple[bool]:
 
 def _operands(call: Call) -> Operands:
     return Operands(
-        call.bias, call.sinks, call.mask, call.scale, call.softcap, _dropout.operands(call)
+        call.bias,
+        call.sinks,
+        call.mask,
+        call.scale,
+        call.softcap,
+        _dropout.operands(call),
+        call.alibi,
     )

@@ -73,10 +73,11 @@ def backward(
 def _norm(t: Tiles, q: Any, k: Any, x: Operands, lse: Any) -> tuple[Any, Any]:
     """(shift, rest) with lse = shift + rest; rest is None where lse alone is good enough.
 
-    A bias of -1e9 over a whole row drowns the rest in lse's own rounding (S3.4): both are then
-    found again. Scores that are large by themselves are as uncertain as their lse.
+    A bias of -1e9 over a whole row, as far positions under ALiBi have it, drowns the rest in lse's
+    own rounding (S3.4): both are then found again. Scores that are large by themselves are as
+    uncertain as their lse.
     """
-    if x.bias is None or t.s.Lk == 0:
+    if (x.bias is None and x.alibi is None) or t.s.Lk == 0:
         return lse, None
     steep = (jnp.abs(lse) > STEEP[lse.dtype.name]) & jnp.isfinite(lse)
     nothing = jnp.zeros((t.s.B, t.s.Hk, t.s.Lk, 1), q.dtype)

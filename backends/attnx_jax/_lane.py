@@ -9,7 +9,8 @@ backend to the key of `jax.jit`'s cache.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from attnx_jax._pytrees import register_trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from attnx.plugin import Far
 
@@ -44,6 +46,7 @@ class JaxLane(Lane):
 
     name = "jax"
     host = "numpy"
+    any_shape = False
     xp = jnp
     array_types = (jax.Array, jax.core.Tracer)
 
@@ -102,6 +105,19 @@ class JaxLane(Lane):
         """Constant to `jax.grad` and forward mode."""
         return jax.lax.stop_gradient(array) if self.owns(array) else array
 
+    def constant(self, array: Any, refuse: Callable[[], NoReturn]) -> Any:
+        """JAX finds out when it differentiates, so the refusal is the values' derivative."""
+        if not self.traced(array):
+            return array
+        same = jax.custom_jvp(lambda x: x)
+        same.defjvp(lambda primals, tangents: refuse())
+        return same(array)
+
+    def quiet(self) -> AbstractContextManager[Any]:
+        """JAX warns of nothing; but products are no TF32 unless the user asked for it (S5.2)."""
+        asked = _config.jax_default_matmul_precision
+        return nullcontext() if asked else jax.default_matmul_precision("highest")
+
     def arange(self, start: int, stop: int, like: Any) -> Any:
         """int32, whatever the 64-bit switch says."""
         return jnp.arange(start, stop, dtype=jnp.int32)
@@ -121,6 +137,16 @@ class JaxLane(Lane):
                 backend="jax",
             )
         return jnp.asarray(_int32(np.asarray(value)))
+
+    def write(self, buffer: Any, new: Any, rows: Any, real: Any, axis: int) -> Any:
+        """A new array, which takes the buffer's memory in a program that was donated it."""
+        entries = jnp.arange(buffer.shape[0], dtype=jnp.int32)[:, None]
+        at = buffer.at[(entries, *(slice(None),) * (axis - 1), rows)]
+        values = jnp.moveaxis(new, axis, 1)
+        promise: Any = {"mode": "promise_in_bounds", "unique_indices": True}
+        if real is not None:
+            values = jnp.where(jnp.reshape(real, (*real.shape, 1, 1)), values, at.get(**promise))
+        return at.set(values, **promise)
 
     def to_numpy(self, array: Any) -> Any:
         """A read-only view of JAX's memory; bfloat16 is ml_dtypes' by itself."""

@@ -1,4 +1,4 @@
-"""Masks and dropout as JAX pytrees: arrays are leaves, everything else is structure.
+"""Masks, dropout and ALiBi as JAX pytrees: arrays are leaves, everything else is structure.
 
 So a mask can be an argument of `jax.jit`, a carry of `lax.scan`, or mapped by `vmap`. JAX rebuilds
 trees from tracers and placeholders, so unflattening never runs a mask's own checks. A list of
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnx import masks
-from attnx.plugin import Dropout
+from attnx.plugin import RECORDS, Alibi, Dropout
 
 __all__ = ["register_trees"]
 
@@ -26,12 +26,18 @@ CLASSES: tuple[type[masks.Mask], ...] = (
 
 
 def register_trees() -> None:
-    """Tell JAX of every mask class and of `Dropout`; done once, when the lane is made."""
+    """Tell JAX of masks, `Dropout`, `Alibi` and records; done once, when the lane is made."""
     for cls in CLASSES:
         jax.tree_util.register_pytree_with_keys(
             cls, _flatten_with_keys, partial(_unflatten, cls), _flatten
         )
     jax.tree_util.register_pytree_node(Dropout, _flatten_dropout, _unflatten_dropout)
+    jax.tree_util.register_pytree_node(
+        Alibi, Alibi._taken_apart, lambda rest, arrays: Alibi._put_together(arrays, rest)
+    )
+    for record in RECORDS:
+        arrays, static = record._array_fields, record._static_fields  # type: ignore[attr-defined]
+        jax.tree_util.register_dataclass(record, arrays, static)
 
 
 def _flatten(mask: masks.Mask) -> tuple[tuple[Any, ...], tuple[Any, str]]:

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from attnx.plugin import Alibi
+from attnx.tiling import alibi_tile
 from attnx_jax._dropout import Kept
 from attnx_jax._tiles import Tiles, cut
 
@@ -29,6 +31,7 @@ class Operands(NamedTuple):
     scale: Any
     softcap: Any
     dropout: Kept | None
+    alibi: Alibi | None
 
 
 class Scores(NamedTuple):
@@ -79,6 +82,8 @@ def scores(
         opened = bias != -jnp.inf
         shown = opened if shown is None else shown & opened
         s = s + bias.astype(s.dtype)
+    if x.alibi is not None:
+        s = s + alibi_tile(x.alibi, t.grid(*place), s.dtype)
     return Scores(s, shown, None if slope is None else slope.reshape(s.shape))
 
 

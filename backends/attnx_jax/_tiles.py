@@ -251,22 +251,23 @@ class Tiles:
         place = (c // heads if nB > 1 else 0, c % heads if nH > 1 else 0, 0, 0)
         return cut(self.table, place, (1, 1, nq, nk))[0, 0]
 
-    def shown(self, c: Any, i: Any, j: Any) -> Any:
-        """What the mask and the slid edges show in a tile, to broadcast over its four axes."""
+    def grid(self, c: Any, i: Any, j: Any) -> Grid:
+        """The indices of a tile."""
         s = self.s
         b, h = self.origin(c)
         rows, keys = self.start("i", i) + arange(s.bq), self.start("j", j) + arange(s.bk)
-        found = []
-        if self.mask is not None:
-            offset = position_offset(self.mask, s.Lq, s.Lk)
-            heads = h * s.g + arange(s.hc * s.g)
-            found.append(
-                visible(self.mask, Grid(RUNS, arange, b + arange(s.bc), heads, rows, keys, offset))
-            )
+        heads = h * s.g + arange(s.hc * s.g)
+        offset = position_offset(self.mask, s.Lq, s.Lk)
+        return Grid(RUNS, arange, b + arange(s.bc), heads, rows, keys, offset)
+
+    def shown(self, c: Any, i: Any, j: Any) -> Any:
+        """What the mask and the slid edges show in a tile, to broadcast over its four axes."""
+        s, grid = self.s, self.grid(c, i, j)
+        found = [] if self.mask is None else [visible(self.mask, grid)]
         if self.ragged_k:
-            found.append((keys >= j * s.bk)[None, None, None, :])
+            found.append((grid.j >= j * s.bk)[None, None, None, :])
         if self.ragged_q:
-            found.append((rows >= i * s.bq)[None, None, :, None])
+            found.append((grid.i >= i * s.bq)[None, None, :, None])
         shown = None
         for condition in found:
             shown = condition if shown is None else shown & condition

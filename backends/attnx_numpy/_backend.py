@@ -27,6 +27,7 @@ class NumpyBackend(ArrayBackend):
                 dtypes=frozenset({"float16", "bfloat16", "float32", "float64"}),
                 native_masks=MASK_KINDS - {"dense", "predicate"},
                 dropout=True,
+                alibi=True,
                 deterministic=True,
             ),
         )

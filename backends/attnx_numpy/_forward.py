@@ -96,7 +96,7 @@ def forward(q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
 def _is_tame(operands: Operands, known: dict[tuple[int, int], _Values]) -> bool:
     """Whether the look at all keys ends well, so that the look at some of them would too."""
     call = operands.call
-    if operands.careful or call.bias is not None:
+    if operands.careful or call.bias is not None or call.alibi is not None:
         return not operands.careful
     if call.softcap is not None and call.softcap <= BOUND:
         ceiling = 1e30
@@ -170,7 +170,7 @@ class _Block:
     def _is_bounded(self, values: _Values) -> bool:
         """Whether exp(s) needs no shift at all."""
         call = self.call
-        if call.bias is not None or not values.moderate:
+        if call.bias is not None or call.alibi is not None or not values.moderate:
             return False
         if self.sinks is not None and not np.abs(self.sinks).max() <= BOUND:
             return False

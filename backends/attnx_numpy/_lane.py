@@ -41,6 +41,18 @@ class NumpyLane(Lane):
         """Integers as int64."""
         return np.asarray(value, dtype=np.int64)
 
+    def write(self, buffer: Any, new: Any, rows: Any, real: Any, axis: int) -> Any:
+        """In place."""
+        if isinstance(rows, slice):
+            buffer[(*(slice(None),) * axis, rows)] = new
+            return buffer
+        at = (np.arange(buffer.shape[0])[:, None], *(slice(None),) * (axis - 1), rows)
+        values = np.moveaxis(new, axis, 1)
+        if real is not None:
+            values = np.where(np.reshape(real, (*real.shape, 1, 1)), values, buffer[at])
+        buffer[at] = values
+        return buffer
+
     def quiet(self) -> Any:
         """NumPy warns of NaN, inf and overflow; here they are answers (S5.3)."""
         return np.errstate(all="ignore")

@@ -15,7 +15,7 @@ from attnx_numpy._dropout import Kept
 from attnx_numpy._tiles import Tile, TilePlan
 
 if TYPE_CHECKING:
-    from attnx.plugin import Call
+    from attnx.plugin import Alibi, Call
     from attnx_numpy._threads import Scratch
 
 __all__ = ["Operands", "Strip", "Tiled", "bias_of", "leaked", "strips", "tame"]
@@ -77,6 +77,8 @@ class Operands:
         if call.bias is not None and call.bias.size:
             self.hiding_bias = bool(np.isneginf(call.bias.min()))
             self.careful |= not call.bias.max() < np.inf
+        if call.alibi is not None:
+            self.careful |= not np.isfinite(call.alibi.slopes).all()
 
     def rows(self, x: Any, strip: Strip, i0: int, i1: int) -> Any:
         """Rows i0 to i1 of a strip, (heads * rows, D), in the accumulator's dtype."""
@@ -111,7 +113,18 @@ class Operands:
             if self.hiding_bias:
                 unhidden = np.broadcast_to(part, (part.shape[0], *view.shape[1:])) != -np.inf
                 shown = unhidden if shown is None else shown & unhidden
+        if call.alibi is not None:
+            self._add_alibi(s, call.alibi, strip, tile, scratch)
         return Tiled(s, tanh, shown)
+
+    def _add_alibi(self, s: Any, alibi: Alibi, strip: Strip, tile: Tile, scratch: Scratch) -> None:
+        away = self.plan.away(alibi, strip.b, tile, self.dtype)
+        slopes = alibi.slopes[strip.heads].astype(self.dtype)
+        n = tile.i1 - tile.i0
+        part = scratch("alibi", (n, tile.j1 - tile.j0), self.dtype)
+        for head, slope in enumerate(slopes):
+            np.multiply(away, slope, out=part)
+            s[head * n : (head + 1) * n] += part
 
     def hide(self, tiled: Tiled, strip: Strip, tile: Tile) -> None:
         """Put -inf where a pair is hidden: by selection, whatever stands there."""

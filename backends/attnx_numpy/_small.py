@@ -8,7 +8,6 @@ take the blocked kernel, which knows how to keep them apart.
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from attnx.plugin import Gradients
-from attnx.tiling import Grid, position_offset, stationary, visible
+from attnx.tiling import alibi_tile
 from attnx_numpy import _threads
+from attnx_numpy._pieces import SCORES, Piece, Sight, Sights, indices, pieces
 from attnx_numpy._scores import tame
 
 if TYPE_CHECKING:
@@ -28,15 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["backward", "direct", "fits", "forward"]
 
-SCORES = 1 << 16
-"""Scores of a call up to which threads cost more than they give."""
-
 HEAD = 1 << 18
 """Most scores of a key head's queries: a megabyte of float32. With a mask a quarter of it, since
 tiles leave out what is hidden."""
-
-PIECE = 1 << 19
-"""Numbers that a piece of several heads reads and makes, at most."""
 
 FEW = 16
 """Query rows of a key head up to which a call is small at any length: its scores then take a tenth
@@ -60,81 +54,6 @@ class _Wild(Exception):
     """Something is not finite, or may make something that is not."""
 
 
-class _Piece(NamedTuple):
-    """Some key heads of some batch entries, with the query heads that read them."""
-
-    number: int
-    b: slice
-    groups: slice
-    heads: slice
-
-
-def _pieces(call: Call) -> list[_Piece]:
-    """The pieces, in order: one where threads do not pay, else at least one a thread."""
-    g = call.Hq // call.Hk
-    total = call.B * call.Hk
-    scores = g * call.Lq * call.Lk
-    read = call.Lk * (call.D + call.Dv)
-    if total * scores <= SCORES and total * read <= PIECE:
-        return [_Piece(0, slice(0, call.B), slice(0, call.Hk), slice(0, call.Hq))]
-    size = max(1, min(PIECE // (scores + read), -(-total // _threads.threads())))
-    batches, size = (size // call.Hk, call.Hk) if size >= call.Hk else (1, size)
-    pieces: list[_Piece] = []
-    for b, h in itertools.product(range(0, call.B, batches), range(0, call.Hk, size)):
-        b1, h1 = min(b + batches, call.B), min(h + size, call.Hk)
-        pieces.append(_Piece(len(pieces), slice(b, b1), slice(h, h1), slice(g * h, g * h1)))
-    return pieces
-
-
-class _Sight(NamedTuple):
-    """What a piece's queries see.
-
-    Attributes:
-        penalty: 0 where a pair is visible and -inf where not, to broadcast to (b, heads, Lq, Lk).
-        dead: the rows that see nothing, to broadcast to (b, heads, Lq, 1); None for none.
-    """
-
-    penalty: Any
-    dead: Any
-
-
-class _Sights:
-    """What the pieces of a call see, found once where all see the same."""
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self.alike = call.bias is None and call.mask is not None and stationary(call.mask)
-        self.common: _Sight | None = None
-
-    def of(self, piece: _Piece, bias: Any) -> _Sight | None:
-        """A piece's; None where nothing hides any pair."""
-        if self.alike and self.common is not None:
-            return self.common
-        shown = self._shown(piece, bias)
-        if shown is None:
-            return None
-        acc = np.float64 if self.call.dtype == "float64" else np.float32
-        dead = ~shown.any(axis=-1, keepdims=True)
-        penalty = np.where(shown, acc(0), acc(-np.inf))
-        found = _Sight(penalty, dead if dead.any() else None)
-        if self.alike:
-            self.common = found
-        return found
-
-    def _shown(self, piece: _Piece, bias: Any) -> Any:
-        """The visible pairs of a piece, (…, Lq, Lk), or None."""
-        call, shown = self.call, None
-        if call.mask is not None:
-            offset = position_offset(call.mask, call.Lq, call.Lk)
-            i, j = slice(0, call.Lq), slice(0, call.Lk)
-            shown = visible(call.mask, Grid(np, np.arange, piece.b, piece.heads, i, j, offset))
-        if bias is not None:
-            unhidden = bias != -np.inf
-            if not unhidden.all():
-                shown = unhidden if shown is None else shown & unhidden
-        return shown
-
-
 class _Part(NamedTuple):
     """A piece of a call: its arrays in the accumulator's dtype, and what it shows.
 
@@ -143,6 +62,7 @@ class _Part(NamedTuple):
         k: (b, groups, Lk, D).
         v: (b, groups, Lk, Dv).
         bias: as the call's, for these heads; None without one.
+        alibi: what it adds, (1 or b, heads, Lq, Lk), or None.
         sinks: (heads, 1, 1), or None.
         sight: what is visible; None when all is.
         shape: (b, heads, Lq, Lk).
@@ -152,8 +72,9 @@ class _Part(NamedTuple):
     k: Any
     v: Any
     bias: Any
+    alibi: Any
     sinks: Any
-    sight: _Sight | None
+    sight: Sight | None
     shape: tuple[int, int, int, int]
 
 
@@ -166,9 +87,7 @@ def _open(call: Call) -> bool:
     return call.mask is None and call.bias is None and call.sinks is None and call.softcap is None
 
 
-def _part(
-    q: Any, k: Any, v: Any, call: Call, piece: _Piece, sights: _Sights, *, look: bool
-) -> _Part:
+def _part(q: Any, k: Any, v: Any, call: Call, piece: Piece, sights: Sights, *, look: bool) -> _Part:
     """A piece's part of a call; `look` for values that are not finite.
 
     Raises:
@@ -182,21 +101,26 @@ def _part(
         bias = bias[:, piece.heads] if bias.shape[1] != 1 else bias
     if look and not (tame(call.scale, q, k, v) and (bias is None or bool(bias.max() < np.inf))):
         raise _Wild
+    alibi = call.alibi
+    if alibi is not None:
+        if look and not np.isfinite(alibi.slopes).all():
+            raise _Wild
+        alibi = alibi_tile(alibi, indices(call, piece), dtype)
     sinks = call.sinks
     if sinks is not None:
         sinks = sinks[piece.heads].astype(dtype)[:, None, None]
     b, heads = q.shape[:2]
     return _Part(
         q.astype(dtype, copy=False).reshape(b, k.shape[1], -1, call.D),
-        k.astype(dtype, copy=False), v.astype(dtype, copy=False), bias, sinks,
+        k.astype(dtype, copy=False), v.astype(dtype, copy=False), bias, alibi, sinks,
         sights.of(piece, bias), (b, heads, call.Lq, call.Lk),
     )  # fmt: skip
 
 
-def _run(job: Callable[[_Piece, Scratch], None], pieces: list[_Piece]) -> bool:
+def _run(job: Callable[[Piece, Scratch], None], parts: list[Piece]) -> bool:
     """Do every piece; whether all were tame."""
     try:
-        _threads.run(job, pieces, min(_threads.threads(), len(pieces)))
+        _threads.run(job, parts, min(_threads.threads(), len(parts)))
     except _Wild:
         return False
     return True
@@ -208,10 +132,10 @@ def forward(q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any] | None:
     lse = None
     if call.need_lse:
         lse = np.empty(out.shape[:3], np.float64 if call.dtype == "float64" else np.float32)
-    sights = _Sights(call)
+    sights = Sights(call)
     late = _open(call) and not call.assume_finite
 
-    def job(piece: _Piece, scratch: Scratch) -> None:
+    def job(piece: Piece, scratch: Scratch) -> None:
         part = _part(q, k, v, call, piece, sights, look=not (late or call.assume_finite))
         p, m, total, _ = _softmax(part, call, scratch)
         rows = np.matmul(p.reshape(*part.k.shape[:2], -1, call.Lk), part.v)
@@ -223,7 +147,7 @@ def forward(q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any] | None:
         if lse is not None:
             lse[at] = rows_lse
 
-    return (out, lse) if _run(job, _pieces(call)) else None
+    return (out, lse) if _run(job, pieces(call)) else None
 
 
 def backward(
@@ -235,11 +159,10 @@ def backward(
     ):
         return None
     dq, dk, dv = (np.empty(x.shape, x.dtype) for x in (q, k, v))
-    pieces = _pieces(call)
     shared = _InOrder(call)
-    sights = _Sights(call)
+    sights = Sights(call)
 
-    def job(piece: _Piece, scratch: Scratch) -> None:
+    def job(piece: Piece, scratch: Scratch) -> None:
         part = _part(q, k, v, call, piece, sights, look=not call.assume_finite)
         at, keys = (piece.b, piece.heads), (piece.b, piece.groups)
         o, d = (x[at].astype(part.q.dtype, copy=False) for x in (out, d_out))
@@ -250,7 +173,7 @@ def backward(
         dq[at], dk[keys], dv[keys] = found.q, found.k, found.v
         shared.add(piece, found)
 
-    if not _run(job, pieces):
+    if not _run(job, pieces(call)):
         return None
     return Gradients(dq, dk, dv, *shared.sums())
 
@@ -293,10 +216,10 @@ class _InOrder:
         dtype = np.float64 if call.dtype == "float64" else np.float32
         self.totals = [None if x is None else np.zeros(x.shape, dtype) for x in self.inputs]
         self.done = 0
-        self.early: dict[int, tuple[_Piece, Gradients]] = {}
+        self.early: dict[int, tuple[Piece, Gradients]] = {}
         self.lock = threading.Lock()
 
-    def add(self, piece: _Piece, found: Gradients) -> None:
+    def add(self, piece: Piece, found: Gradients) -> None:
         """Add a piece's share when its turn comes."""
         bias, sinks = self.totals
         with self.lock:
@@ -335,6 +258,8 @@ def _softmax(
         s *= dtype(call.softcap)
     if part.bias is not None:
         s += part.bias.astype(dtype, copy=False)
+    if part.alibi is not None:
+        s += part.alibi
     if part.sight is not None:
         s += part.sight.penalty
     m = s.max(axis=-1, keepdims=True)

@@ -7,7 +7,7 @@ that it may see.
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from attnx.tiling import (
     FULL,
     Grid,
     Tile,
+    alibi_distances,
     position_offset,
     stationary,
     tile_classes,
@@ -26,9 +27,12 @@ from attnx.tiling import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from attnx.plugin import Call
+    from attnx.plugin import Alibi, Call
 
 __all__ = ["Tile", "TilePlan"]
+
+INDICES = partial(np.arange, dtype=np.int32)
+"""Half as wide as NumPy's own, where nothing but distances is made of them."""
 
 HELD = 8
 """Most arrays of a tile's pairs that a plan keeps, a megabyte each."""
@@ -130,9 +134,10 @@ class TilePlan:
 
     def _held(self, kind: str, tile: Tile, make: Callable[[], Any]) -> Any:
         """What is made of a tile, once for all tiles that stand alike to the diagonal."""
-        if not self.repeats:
-            return make()
-        key = (kind, tile.i1 - tile.i0, tile.j1 - tile.j0, tile.i0 - tile.j0)
+        return self._kept((kind,), tile, make) if self.repeats else make()
+
+    def _kept(self, kind: tuple[Any, ...], tile: Tile, make: Callable[[], Any]) -> Any:
+        key = (*kind, tile.i1 - tile.i0, tile.j1 - tile.j0, tile.i0 - tile.j0)
         found = self.held.get(key)
         if found is None:
             if len(self.held) >= HELD:
@@ -140,11 +145,26 @@ class TilePlan:
             found = self.held[key] = make()
         return found
 
-    def _shown(self, b: int, heads: slice, tile: Tile) -> Any:
-        grid = Grid(
+    def away(self, alibi: Alibi, b: int, tile: Tile, dtype: Any) -> Any:
+        """-|p_i - j| over a tile, (rows, keys); to be read."""
+
+        def make() -> Any:
+            grid = self._grid(b, slice(0, 1), tile)._replace(arange=INDICES)
+            return alibi_distances(alibi, grid)[0, 0].astype(dtype)
+
+        if alibi.q_pos is not None or alibi.kv_pos is not None:
+            return make()
+        at = b if alibi.align == "bottom_right" and not isinstance(self.offset, int) else 0
+        return self._kept(("away", at), tile, make)
+
+    def _grid(self, b: int, heads: slice, tile: Tile) -> Grid:
+        return Grid(
             np, np.arange, slice(b, b + 1), heads, slice(tile.i0, tile.i1),
             slice(tile.j0, tile.j1), self.offset,
         )  # fmt: skip
+
+    def _shown(self, b: int, heads: slice, tile: Tile) -> Any:
+        grid = self._grid(b, heads, tile)
         pairs = visible(self.call.mask, grid)[0] if self.call.mask is not None else None
         if pairs is None:
             return None

@@ -27,6 +27,7 @@ CAPABILITIES = Capabilities(
     devices=frozenset({"cpu", "cuda"}),
     native_masks=MASK_KINDS - {"dense", "predicate"},
     dropout=True,
+    alibi=True,
     higher_order=True,
     forward_mode=True,
     vmap=True,

@@ -74,6 +74,8 @@ def _differentiate(ctx: Any, function: Any, d_out: Any, d_lse: Any) -> tuple[Any
         _refuse_batch(ctx.far)
     if ctx.far.lacking:
         ctx.far.refuse(*ctx.far.lacking)
+    if any(ctx.needs_input_grad[7:]):  # a vmap inside the transform hid that from the checks
+        ctx.far.refuse(Reason("gradient", "of slopes", "none", "detach the slopes of the Alibi"))
     if d_out is None:
         d_out = torch.zeros_like(saved[-2])
     if torch.is_grad_enabled() or transformed():

@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 from attnx import masks
 from attnx.errors import UnsupportedError
 from attnx.masks import And, Dense, Mask, Not, Or, Predicate, rebuild, walk
-from attnx.plugin import Call, CallClass, Reason
+from attnx.plugin import Alibi, Call, CallClass, Reason
 from attnx.tiling import Drop
 from attnx_torch import _math, _sdpa
 from attnx_torch._lane import transformed
@@ -107,6 +107,8 @@ def _opaque(
         mask = Dense(_math.visible_pairs(xp, q, call))
     tree = "" if mask is None else _write(mask, leaves, numbers)
     drop = [] if call.dropout is None else _numbers(call.dropout, leaves)
+    if call.alibi is not None:
+        tree = f"{tree};{_write_alibi(call.alibi, leaves)}"
     wanted = "1" if cls.need_lse or cls.gradient is not None else "0"
     flags = ("1" if cls.assume_finite else "0") + wanted
     scale = None if cls.scale_sign is None else call.scale  # by default no symbol of the head size
@@ -132,6 +134,21 @@ def _drop_of(numbers: list[int], leaves: list[Tensor]) -> Drop | None:
     seed: Any = leaves.pop(0) if low < 0 else low + (high << 32)
     b, h, i, j = (leaves.pop(0) if n < 0 else n for n in offset)
     return Drop(threshold, seed, (b, h, i, j))
+
+
+def _write_alibi(alibi: Alibi, leaves: list[Tensor]) -> str:
+    """An alignment, and which of its arrays are given; they go to the list."""
+    leaves.extend(alibi.arrays)
+    return " ".join([alibi.align or "-", *alibi.given()])
+
+
+def _alibi_of(text: str, leaves: list[Tensor]) -> Alibi | None:
+    """The record that this text and the arrays left in the list stand for."""
+    if not text:
+        return None
+    align, *names = text.split(" ")
+    given = {name: leaves.pop(0) for name in names}
+    return Alibi(**given, align=None if align == "-" else align)
 
 
 def _write(mask: Mask, leaves: list[Tensor], numbers: list[int]) -> str:
@@ -195,8 +212,10 @@ def _call_of(
     """The record of the call, as an eager one is given to a backend."""
     (B, Hq, Lq, D), (_, Hk, Lk, _), Dv = q.shape, k.shape, v.shape[-1]
     left = list(leaves)
+    tree, _, slanted = tree.partition(";")
     mask = _read(tree, left, list(numbers))[0] if tree else None
     dropped = _drop_of(drop, left)
+    alibi = _alibi_of(slanted, left)
     wanted = flags[1] == "1"
     cls = CallClass(
         "torch", str(q.device), str(q.dtype)[6:], D, Dv, Hq != Hk, Lq == Lk,
@@ -205,11 +224,11 @@ def _call_of(
         softcap=softcap is not None,
         bias=None if bias is None else (str(bias.dtype)[6:], tuple(n != 1 for n in bias.shape)),
         sinks=None if sinks is None else str(sinks.dtype)[6:],
-        dropout=dropped is not None, need_lse=wanted, assume_finite=flags[0] == "1",
-        gradient="vjp" if wanted else None,
+        alibi=alibi is not None, dropout=dropped is not None, need_lse=wanted,
+        assume_finite=flags[0] == "1", gradient="vjp" if wanted else None,
     )  # fmt: skip
     factor = 1.0 / math.sqrt(D) if scale is None else scale
-    return Call(cls, B, Hq, Hk, Lq, Lk, D, Dv, factor, softcap, mask, bias, sinks, dropped)
+    return Call(cls, B, Hq, Hk, Lq, Lk, D, Dv, factor, softcap, mask, bias, sinks, dropped, alibi)
 
 
 @torch.library.custom_op("attnx::attend", mutates_args=())

@@ -142,6 +142,31 @@ class TorchLane(Lane):
             return value.to(device=like.device, dtype=torch.int64)
         return torch.tensor(value, dtype=torch.int64, device=like.device)
 
+    def write(
+        self, buffer: torch.Tensor, new: torch.Tensor, rows: Any, real: Any, axis: int
+    ) -> torch.Tensor:
+        """In place, unless autograd is recording or `torch.func` is looking."""
+        kept = self.wants_gradient(buffer, new) or (not _is_compiling() and transformed())
+        if isinstance(rows, slice):
+            if kept:
+                return torch.slice_scatter(buffer, new, axis, rows.start, rows.stop)
+            buffer.narrow(axis, rows.start, rows.stop - rows.start).copy_(new)
+            return buffer
+        entries = torch.arange(buffer.shape[0], device=buffer.device)[:, None]
+        at: Any = (entries, *(slice(None),) * (axis - 1), rows)
+        values = new.movedim(axis, 1)
+        if real is not None:
+            values = torch.where(real.reshape(*real.shape, 1, 1), values, buffer[at])
+        if kept:
+            places = [entries, *(None,) * (axis - 1), rows]
+            return torch.ops.aten.index_put(buffer, places, values)  # type: ignore[no-any-return]
+        buffer[at] = values
+        return buffer
+
+    def floats(self, value: tuple[float, ...], dtype: Any, like: torch.Tensor) -> torch.Tensor:
+        """Numbers on the device of `like`."""
+        return torch.tensor(value, dtype=dtype, device=like.device)
+
     def quiet(self) -> AbstractContextManager[Any]:
         """PyTorch warns of nothing; but autocast must not cast the steps of a kernel (S5.2)."""
         return _NoAutocast() if any_autocast() else nullcontext()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attnx.tiling import Grid, kept, position_offset, visible
+from attnx.tiling import Grid, alibi_tile, kept, position_offset, visible
 
 if TYPE_CHECKING:
     from attnx.plugin import Call
@@ -41,6 +41,8 @@ def attend(
     if call.bias is not None:
         bias = call.bias.to(acc)
         s = s + bias.where(call.bias != -math.inf, 0.0)
+    if call.alibi is not None:
+        s = s + alibi_tile(call.alibi, _grid(xp, q, call), acc)
     if shown is not None:
         s = s.where(shown, -math.inf)
     if call.sinks is not None:
@@ -73,12 +75,16 @@ def attend(
 def visible_pairs(xp: Any, q: torch.Tensor, call: Call) -> torch.Tensor:
     """What the call's mask shows, over all pairs at once; broadcasts to (B, Hq, Lq, Lk)."""
     assert call.mask is not None
+    shown: torch.Tensor = visible(call.mask, _grid(xp, q, call))
+    return shown
+
+
+def _grid(xp: Any, q: torch.Tensor, call: Call) -> Grid:
+    """All indices of the call."""
     arange = partial(torch.arange, device=q.device)
     offset = position_offset(call.mask, call.Lq, call.Lk)
     i, j = arange(call.Lq), arange(call.Lk)
-    grid = Grid(xp, arange, arange(call.B), arange(call.Hq), i, j, offset)
-    shown: torch.Tensor = visible(call.mask, grid)
-    return shown
+    return Grid(xp, arange, arange(call.B), arange(call.Hq), i, j, offset)
 
 
 def _shown(xp: Any, q: torch.Tensor, call: Call) -> torch.Tensor | None:

@@ -10,18 +10,19 @@ taken without a shift, which saves the search for the maximum and two passes.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.functional import threshold
 
-from attnx.tiling import visible
+from attnx.tiling import alibi_distances, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from attnx.masks import Mask
-    from attnx.plugin import Call
+    from attnx.plugin import Alibi, Call
     from attnx_torch._backend import TorchBackend
 
 __all__ = ["Operands", "Scores", "blocks", "cut", "finite", "no_infinity", "tame"]
@@ -167,9 +168,19 @@ class Scores:
         grid = s.view(call.B, call.Hq, n, m)
         if call.bias is not None:
             grid += cut(call.bias, tile)
+        if call.alibi is not None:
+            self._add_alibi(grid, call.alibi, tile)
         if tile.masked and call.mask is not None:
             grid += self._hidden(call.mask, tile)
         return s, tanh
+
+    def _add_alibi(self, grid: torch.Tensor, alibi: Alibi, tile: Any) -> None:
+        """In one pass over (B, Hq, n, m), which makes no array of its size."""
+        indices = partial(torch.arange, dtype=torch.int32, device=self.x.k.device)
+        place = self.backend.grid(self.call, tile, self.x.k)._replace(arange=indices)
+        away = alibi_distances(alibi, place)
+        slopes = alibi.slopes.to(self.x.acc).view(1, -1, 1, 1)
+        grid.addcmul_(away.to(self.x.acc), slopes, value=self.unit)
 
     def _hidden(self, mask: Mask, tile: Any) -> torch.Tensor:
         """0 where visible and -inf where not; broadcasts over (B, Hq, n, m)."""
@@ -195,9 +206,9 @@ def _calm(q: torch.Tensor, x: Operands, call: Call) -> bool:
 
     It pays only where many scores are made of each key, and only where data can be looked at.
     """
-    if call.bias is not None or call.sinks is not None or q.device.type != "cpu":
+    if call.bias is not None or call.alibi is not None or call.sinks is not None:
         return False
-    if call.Lq < SMALL or not (call.B and call.Lk):
+    if q.device.type != "cpu" or call.Lq < SMALL or not (call.B and call.Lk):
         return False
     norms = [torch.linalg.vector_norm(y, dim=-1, dtype=x.acc).amax().item() for y in (q, x.k)]
     bound = abs(call.scale) * norms[0] * norms[1]

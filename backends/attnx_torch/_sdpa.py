@@ -58,6 +58,8 @@ def _fused(cls: CallClass) -> bool:
     """Whether a fused kernel takes the class."""
     if cls.dropout or cls.need_lse or cls.softcap or cls.sinks is not None or cls.Dv != cls.D:
         return False
+    if cls.alibi:  # as a mask of floats it would hold one for each pair
+        return False
     return cls.device == "cpu" or cls.dtype != "float64"
 
 

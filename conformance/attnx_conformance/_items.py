@@ -20,7 +20,8 @@ from .subject import BackendSubject, Subject
 __all__ = ["PROFILES", "Item", "absent", "find", "items", "names", "registered"]
 
 PROFILES = (
-    "forward", "masks", "gradients", "low-precision", "numerics", "system", "transforms", "onnx",
+    "forward", "masks", "gradients", "low-precision", "numerics", "system", "transforms",
+    "layers", "relatives", "onnx",
 )  # fmt: skip
 ONNX = "onnx-"
 """What the names of ONNX's cases begin with: `test_attention_4d_gqa` is `onnx-4d-gqa`."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from attnx.errors import UnsupportedError
 from attnx.masks import Mask, map_leaves
-from attnx.plugin import Dropout, Lane
+from attnx.plugin import Alibi, Dropout, Lane
 
 from .cases import Inputs
 
@@ -61,14 +61,16 @@ class Arguments:
         """A copy of the contents of every operand, to see later that none was written to.
 
         The arrays of a mask, its own or those in a mask object, stand under `mask`, `mask.1` and so
-        on.
+        on; those of an `Alibi` alike.
         """
         return {name: np.array(lane.to_numpy(array)) for name, array in self.arrays(lane)}
 
     def arrays(self, lane: Lane) -> list[tuple[str, Any]]:
         """Every array of the call, by name."""
         found = [(field.name, getattr(self, field.name)) for field in fields(self)]
-        given = [(name, x) for name, x in found if x is not None and name != "mask"]
+        given = [(name, x) for name, x in found if x is not None and name not in ("mask", "bias")]
+        parts = self.bias.arrays if isinstance(self.bias, Alibi) else (self.bias,)
+        given += [(f"bias.{n}" if n else "bias", x) for n, x in enumerate(parts) if x is not None]
         leaves: list[Any] = []
 
         def keep(_node: Any, _field: str, leaf: Any) -> Any:
@@ -127,7 +129,9 @@ def marshal(inputs: Inputs, lane: Lane) -> Arguments:
     made: dict[str, Any] = {}
     for name in (*OPERANDS, "mask"):
         value = getattr(inputs, name)
-        if isinstance(value, Mask):
+        if isinstance(value, Alibi):
+            made[name] = value.map_arrays(lane.from_numpy)
+        elif isinstance(value, Mask):
             made[name] = map_leaves(value, lambda _node, _field, leaf: _leaf(leaf, lane))
         elif value is None:
             made[name] = None

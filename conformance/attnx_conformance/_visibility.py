@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ._selection import Bools, Floats, any_of
 
-__all__ = ["Grid", "visibility"]
+__all__ = ["Grid", "alibi_bias", "is_alibi", "visibility"]
 
 Ints = NDArray[np.int64]
 
@@ -101,6 +101,25 @@ def visibility(mask: Any, causal: bool | str, bias: NDArray[Any] | None, grid: G
     if bias is not None:
         seen &= grid.expand(~np.isneginf(np.asarray(bias, dtype=np.float64)))
     return seen
+
+
+def alibi_bias(alibi: Any, mask: Any, grid: Grid) -> Floats:
+    """The bias that an `Alibi` stands for, -slopes[h] |p_i - j|, of shape `grid.flat` (S2.7).
+
+    Args:
+        alibi: An object with `slopes`, `align`, `q_pos` and `kv_pos`.
+        mask: As in `visibility`; its `Lengths` move `bottom_right`.
+        grid: The shape of the score matrix.
+    """
+    at = _Expansion(grid, tuple(_conjuncts(mask)))
+    away = np.abs(at.positions(alibi.align, alibi.q_pos, alibi.kv_pos) - at.keys(alibi.kv_pos))
+    slopes = np.asarray(alibi.slopes).astype(np.float64).reshape(1, grid.Hq, 1, 1)
+    return np.broadcast_to(-slopes * away, grid.flat)
+
+
+def is_alibi(bias: Any) -> bool:
+    """Whether a bias is said by slopes, and not by an array."""
+    return type(bias).__name__ == "Alibi"
 
 
 def _conjuncts(mask: Any) -> Iterator[Any]:
@@ -201,11 +220,11 @@ class _Expansion:
 
     def causal(self, align: str | None, q_pos: Any, kv_pos: Any) -> Bools:
         """Keys at or before the position of the query."""
-        seen: Bools = self._keys(kv_pos) <= self._positions(align, q_pos, kv_pos)
+        seen: Bools = self.keys(kv_pos) <= self.positions(align, q_pos, kv_pos)
         return seen
 
     def _window(self, mask: Any) -> Bools:
-        p, j = self._positions(mask.align, mask.q_pos, mask.kv_pos), self._keys(mask.kv_pos)
+        p, j = self.positions(mask.align, mask.q_pos, mask.kv_pos), self.keys(mask.kv_pos)
         seen = np.ones(np.broadcast_shapes(p.shape, j.shape), dtype=np.bool_)
         if mask.left is not None:
             seen &= j >= p - mask.left
@@ -213,12 +232,13 @@ class _Expansion:
             seen &= j <= p + mask.right
         return seen
 
-    def _keys(self, kv_pos: Any) -> Ints:
+    def keys(self, kv_pos: Any) -> Ints:
+        """Where each key stands: `(1 or N, 1, 1, Lk)`."""
         if kv_pos is None:
             return self.j
         return self.grid.per_token(kv_pos, self.grid.Lk).reshape(self.grid.N, 1, 1, -1)
 
-    def _positions(self, align: str | None, q_pos: Any, kv_pos: Any) -> Ints:
+    def positions(self, align: str | None, q_pos: Any, kv_pos: Any) -> Ints:
         """Where each query stands (S3.5): `(1 or N, 1, Lq, 1)`."""
         Lq, Lk = self.grid.Lq, self.grid.Lk
         if q_pos is not None:

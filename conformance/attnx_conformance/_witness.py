@@ -19,7 +19,7 @@ __all__ = ["Witness"]
 
 AXES = (
     "dtype", "device", "layout", "D", "Dv", "grouped", "square", "mask", "scale_sign", "softcap",
-    "bias", "sinks", "dropout", "need_lse", "assume_finite", "gradient", "traced",
+    "bias", "alibi", "sinks", "dropout", "need_lse", "assume_finite", "gradient", "traced",
 )  # fmt: skip
 
 

@@ -67,10 +67,10 @@ def check(
         layout: "bhsd" or "bshd", of its arrays.
         dtypes: those that it takes.
         supports: some of "causal", "causal_top_left", "causal_bottom_right", "mask", "bias",
-            "scale", "softcap", "sinks", "dropout" (it gets an `attnx.Dropout` of integers), "lse",
-            "gqa", "gradients" and "memory" (it grows with L alone); "compile", "vmap",
-            "forward_mode" and "higher_order", transforms of its framework that it may be seen
-            through; see `FunctionSubject`.
+            "scale", "softcap", "sinks", "alibi" (it gets an `attnx.Alibi` as bias), "dropout" (it
+            gets an `attnx.Dropout` of integers), "lse", "gqa", "gradients" and "memory" (it grows
+            with L alone); "compile", "vmap", "forward_mode" and "higher_order", transforms of its
+            framework that it may be seen through; see `FunctionSubject`.
         framework: the name of a registered backend whose arrays it takes.
         vjp: its own pullback maker, as `attnx.attention_vjp`; else the framework differentiates.
         isolation: "full" where a NaN in a position that a row does not see never reaches the row;

@@ -137,7 +137,7 @@ def expectation(
     )  # fmt: skip
     limits = bounds(
         expected, dtype, scores=scores,
-        bias_dtype=None if inputs.bias is None else inputs.bias.dtype.name,
+        bias_dtype=None if expected.dbias is None else inputs.bias.dtype.name,
         sinks_dtype=None if inputs.sinks is None else inputs.sinks.dtype.name,
     )  # fmt: skip
     half = dtype in _HALF

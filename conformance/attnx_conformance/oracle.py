@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ._dropout import dropout_factor
 from ._selection import Bools, Floats, any_of, selected_product
-from ._visibility import Grid, visibility
+from ._visibility import Grid, alibi_bias, is_alibi, visibility
 
 __all__ = ["Reference", "Terms", "reference"]
 
@@ -37,7 +37,7 @@ class Terms:
     Arrays have axes `(N, Hq, ...)`: the batch axes flattened, the heads of k and v repeated to Hq.
     Rows that see nothing have zeros in q, d_out and (without sinks) d_lse; keys that no query of
     their group sees have zeros in k and v. `F` is what dropout multiplies P with, of ones (and of
-    shape `(1, 1, 1, 1)`) without.
+    shape `(1, 1, 1, 1)`) without. `bias_shape` is None without a bias that has a gradient.
     """
 
     grid: Grid
@@ -52,7 +52,7 @@ class Terms:
     d_lse: Floats
     sinks: Floats | None
     bias: Floats | None
-    bias_shape: tuple[int, ...]
+    bias_shape: tuple[int, ...] | None
     visible: Bools
     raw: Floats
     s: Floats
@@ -127,7 +127,7 @@ def reference(
     *,
     mask: Any = None,
     causal: bool | str = False,
-    bias: NDArray[Any] | None = None,
+    bias: Any = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: NDArray[Any] | None = None,
@@ -144,7 +144,8 @@ def reference(
         v: `(*B, Hk, Lk, Dv)`; without it there are weights and lse, and no output or gradient.
         mask: A boolean array, or a mask object whose leaves are integers and NumPy arrays.
         causal: False, True, "top_left" or "bottom_right".
-        bias: Added to the scores; -inf hides.
+        bias: An array that is added to the scores, where -inf hides; or an object with `slopes`,
+            `align`, `q_pos` and `kv_pos`, as `attnx.Alibi` has them (S2.7).
         scale: Defaults to `1 / sqrt(D)`.
         softcap: Scores become `softcap * tanh(s / softcap)`.
         sinks: `(Hq,)`, in the denominator alone.
@@ -186,7 +187,8 @@ def _terms(
     if batch != k.shape[:-3] or k.shape[:-1] != v.shape[:-1] or k.shape[-1] != D or Hq % Hk:
         raise ValueError(f"shapes do not fit: q {q.shape}, k {k.shape}, v {v.shape}")
     grid = Grid(batch if rank > 2 else (), Hq, Lq, Lk, rank)
-    visible = visibility(mask, causal, bias, grid)
+    bias_shape = None if bias is None or is_alibi(bias) else np.shape(bias)
+    visible = visibility(mask, causal, None if bias_shape is None else bias, grid)
     live, seen = any_of(visible, -1), _seen_keys(visible, Hk)
 
     q = np.where(live[..., None], q.reshape(grid.N, Hq, Lq, D), 0.0)
@@ -195,10 +197,11 @@ def _terms(
     scale = 1.0 / math.sqrt(D) if scale is None else float(scale)
     raw = np.where(visible, scale * _dot(q, k), -np.inf)
     s = raw if softcap is None else softcap * np.tanh(raw / softcap)
-    bias_shape = np.shape(bias)
-    if bias is not None:
+    if bias_shape is not None:
         bias = grid.expand(np.asarray(bias).astype(np.float64))
-        s = s + bias
+    elif bias is not None:
+        bias = alibi_bias(bias, mask, grid)
+    s = s if bias is None else s + bias
     s = np.where(visible, s, -np.inf)
     sinks = None if sinks is None else np.asarray(sinks).astype(np.float64)
     lse, P = _softmax(s, sinks)
@@ -276,7 +279,7 @@ def _gradients(t: Terms) -> tuple[Floats, Floats, Floats, Floats | None, Floats 
     dk = t.scale * selected_product(np.swapaxes(t.dS_raw, -1, -2), t.q, seen_by)
     dv = selected_product(np.swapaxes(t.F * t.P, -1, -2), t.d_out, seen_by)
     dbias = dsinks = None
-    if t.bias is not None:
+    if t.bias_shape is not None:
         dbias = t.grid.fold(t.dS, t.bias_shape)
     if t.sinks is not None:
         # An empty row has lse = sink: its whole d_lse belongs to the sink (S6.3).

@@ -34,7 +34,7 @@ def plain(t: Terms, dtype: str) -> dict[str, Array]:
         made |= _backward(t, low, high, made)
     results = {name: t.restore(made[name].astype(low)) for name in ("out", "dq", "dk", "dv")}
     results["lse"] = t.restore(made["lse"])
-    if t.bias is not None:
+    if t.bias_shape is not None:
         results["dbias"] = t.grid.fold(made["dS"], t.bias_shape).astype(low)
     if t.sinks is not None:
         results["dsinks"] = made["dsinks"].astype(low)

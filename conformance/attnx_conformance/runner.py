@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from attnx.errors import UnsupportedError
-from attnx.plugin import Dropout, Gradients, mask_kinds
+from attnx.plugin import Alibi, Dropout, Gradients, mask_kinds
 
 from ._marshal import (
     Arguments,
@@ -174,9 +174,11 @@ class _Trial:
 
     def _lacks(self, inputs: Inputs) -> list[str]:
         has, options = self.subject.capabilities, self.case.options
+        said = isinstance(inputs.bias, Alibi)
         wanted = {
             "gqa": _heads(inputs.q, self.layout) != _heads(inputs.k, self.layout),
-            "bias": inputs.bias is not None,
+            "bias": inputs.bias is not None and not said,
+            "alibi": said,
             "softcap": options.get("softcap") is not None,
             "sinks": inputs.sinks is not None,
             "dropout": drops(options.get("dropout")),
@@ -193,7 +195,7 @@ class _Trial:
         has = self.subject.capabilities
         wanted = {
             "gradient": True,
-            "bias_gradient": inputs.bias is not None,
+            "bias_gradient": not isinstance(inputs.bias, (Alibi, type(None))),
             "sinks_gradient": inputs.sinks is not None,
             "lse_gradient": inputs.d_lse is not None,
         }
@@ -264,7 +266,7 @@ class _Trial:
             expected = "attnx.plugin.Gradients(q, k, v, bias, sinks)"
             raise _FaultError(f"the pullback gave a {kind}, expected {expected} (S6.1)")
         for name, grad in grads._asdict().items():
-            absent = getattr(args, name) is None
+            absent = isinstance(getattr(args, name), (Alibi, type(None)))
             told = "is given for what was not there" if absent else "is missing"
             self._require((grad is None) == absent, f"the gradient of {name} {told} (S6.1)")
         given = {name: grad for name, grad in grads._asdict().items() if grad is not None}
@@ -273,8 +275,9 @@ class _Trial:
     def _own(self, args: Arguments, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
         with_lse = inputs.d_lse is not None
         names = [
-            name for name in ("q", "k", "v", "bias", "sinks") if getattr(args, name) is not None
-        ]
+            name for name in ("q", "k", "v", "bias", "sinks")
+            if not isinstance(getattr(args, name), (Alibi, type(None)))
+        ]  # fmt: skip
         rest = {name: x for name, x in self._options(args).items() if name not in names}
         lse = {"return_lse": True} if with_lse else {}
 

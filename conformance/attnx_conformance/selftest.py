@@ -49,6 +49,7 @@ _NEAR: Mapping[str, tuple[str, ...]] = {
     "sinks": ("sinks", "bias-everything", "gradient-softcap-everything"),
     "lse": ("cross", "grouped", "numbers", "sinks", "bias"),
     "dropout": ("dropout",),
+    "alibi": ("alibi",),
     "backward": ("gradient", "grouped", "numbers-negative-lse", "sinks", "bias"),
     "behaviour": ("grouped", "one-pair", "one-key", "one-of-each", "bias", "sinks", "edge",
                   "empty"),

@@ -20,7 +20,7 @@ import numpy as np
 import attnx
 from attnx.errors import ArgumentError
 from attnx.masks import Mask, map_leaves
-from attnx.plugin import MASK_KINDS, Capabilities, Lane
+from attnx.plugin import MASK_KINDS, Alibi, Capabilities, Lane, mask_kinds
 
 from ._marshal import NotApplicableError, plain_dropout
 from ._visibility import Grid, visibility
@@ -42,7 +42,7 @@ SEEN_THROUGH = frozenset({"compile", "vmap", "forward_mode", "higher_order"})
 """Transforms of its framework that a function may be seen through; see `Capabilities`."""
 FEATURES = SEEN_THROUGH | frozenset({
     "causal", "causal_top_left", "causal_bottom_right", "mask", "bias", "scale", "softcap", "sinks",
-    "dropout", "lse", "gqa", "gradients", "memory", "mask_objects",
+    "alibi", "dropout", "lse", "gqa", "gradients", "memory", "mask_objects",
 })  # fmt: skip
 """What `FunctionSubject(supports=...)` may name."""
 
@@ -147,7 +147,9 @@ class FunctionSubject(Subject):
         dtypes: names of the dtypes that it takes.
         supports: some of `FEATURES`. "causal" passes `causal=True`, "top_left" or "bottom_right";
             the two others pass `causal=True`, and the other alignment of a rectangular call as a
-            mask. "dropout" passes an `attnx.Dropout` of integers, seed and offset (S9).
+            mask. "alibi" passes an `attnx.Alibi` as `bias=` (S2.7), but in no case where positions
+            follow from lengths that the function is not told. "dropout" passes an `attnx.Dropout`
+            of integers, seed and offset (S9).
         vjp: its own pullback maker, as `attnx.attention_vjp`; else the framework differentiates.
         isolation: "full" where it keeps NaN in unseen keys from the rows that do not see them.
     """
@@ -208,7 +210,7 @@ class FunctionSubject(Subject):
         masks = MASK_KINDS if every else frozenset({"causal"} if causal else ())
         seen_through: dict[str, Any] = {name: name in has for name in SEEN_THROUGH}
         return Capabilities(
-            dtypes=dtypes, masks=masks, gqa="gqa" in has, bias="bias" in has,
+            dtypes=dtypes, masks=masks, gqa="gqa" in has, bias="bias" in has, alibi="alibi" in has,
             softcap="softcap" in has, sinks="sinks" in has, dropout="dropout" in has,
             lse="lse" in has, gradient=bool(self.ways), bias_gradient="bias" in has,
             sinks_gradient="sinks" in has, lse_gradient="lse" in has, isolation=isolation,
@@ -240,11 +242,19 @@ class FunctionSubject(Subject):
                 raise NotApplicableError(f"{self.name} gives no lse")
             given["return_lse"] = True
         for name in ("bias", "scale", "softcap", "sinks", "dropout"):
-            if name in given and name not in self.supports:
-                raise NotApplicableError(f"{self.name} takes no {name}")
+            said = "alibi" if isinstance(given.get(name), Alibi) else name
+            if name in given and said not in self.supports:
+                raise NotApplicableError(f"{self.name} takes no {said}")
+        self._check_told(given.get("bias"), mask)
         if "dropout" in given:
             given["dropout"] = plain_dropout(given["dropout"], self.lane.to_numpy)
         return given | self._masks(q, k, causal, mask, layout)
+
+    def _check_told(self, bias: Any, mask: Any) -> None:
+        """Whether it can know where the queries stand: lengths are not in a boolean mask (S3.5)."""
+        moved = isinstance(bias, Alibi) and bias.align == "bottom_right" and isinstance(mask, Mask)
+        if moved and "lengths" in mask_kinds(mask.structure) and not self.mask_objects:
+            raise NotApplicableError(f"{self.name} is not told the lengths that positions need")
 
     def _masks(self, q: Any, k: Any, causal: Any, mask: Any, layout: str) -> dict[str, Any]:
         if "mask_objects" in self.supports:
@@ -289,7 +299,7 @@ class FunctionSubject(Subject):
 
 KEYWORDS = {
     "causal_top_left": "causal", "causal_bottom_right": "causal", "mask_objects": "mask",
-    "lse": "return_lse",
+    "alibi": "bias", "lse": "return_lse",
 }  # fmt: skip
 """Features that a function takes under another name; the others bear their own."""
 

@@ -130,6 +130,10 @@ def _inputs(inputs: Inputs, expected: Expectation) -> dict[str, Array]:
     names = ("q", "k", "v", "d_out", "d_lse", "bias", "sinks")
     arrays = {name: getattr(inputs, name) for name in names}
     arrays["mask"] = expected.reference.visible
+    terms = expected.reference.terms
+    if terms.bias is not None and terms.bias_shape is None:  # an Alibi, as what it stands for
+        wide = np.float64 if expected.dtype == "float64" else np.float32
+        arrays["bias"] = terms.restore_grid(terms.bias).astype(wide)
     return {name: array for name, array in arrays.items() if array is not None}
 
 

@@ -15,9 +15,9 @@ from attnx_conformance.oracle import reference
 PROFILES = {"forward", "masks", "gradients", "numerics", "system"}
 OPTIONS = {"causal", "scale", "softcap", "dropout", "assume_finite"}
 CLAUSES = {
-    "S1.1", "S1.2", "S1.3", "S1.4", "S1.6", "S2", "S2.1", "S2.2", "S2.3", "S2.4", "S3.1", "S3.2",
-    "S3.3", "S3.4", "S3.5", "S3.6", "S3.7", "S4.1", "S4.2", "S4.3", "S4.4", "S5.2", "S5.3", "S5.4",
-    "S6.1", "S6.3", "S6.4", "S7", "S9",
+    "S1.1", "S1.2", "S1.3", "S1.4", "S1.6", "S2", "S2.1", "S2.2", "S2.3", "S2.4", "S2.7", "S3.1",
+    "S3.2", "S3.3", "S3.4", "S3.5", "S3.6", "S3.7", "S4.1", "S4.2", "S4.3", "S4.4", "S5.2", "S5.3",
+    "S5.4", "S6.1", "S6.3", "S6.4", "S7", "S9",
 }  # fmt: skip
 
 

@@ -72,7 +72,8 @@ class Own(FunctionSubject):
 
 
 APART = ("refuses", "route", "memory", "differences-of-framework", "hidden-keys")
-ASKED = [p for p in PROBES if not p.name.startswith(APART) and p.profile != "transforms"]
+APART_TOO = ("transforms", "layers", "relatives")
+ASKED = [p for p in PROBES if not p.name.startswith(APART) and p.profile not in APART_TOO]
 
 
 @pytest.mark.parametrize("probe", ASKED, ids=lambda probe: probe.name)
@@ -388,9 +389,9 @@ def test_a_matrix_of_scores_is_told(tmp_path: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_every_probe_has_been_seen_to_fail() -> None:
-    """A probe that cannot fail is a defect; those of transforms have a module of their own."""
+    """A probe that cannot fail is a defect; some profiles have a module of their own."""
     seen = {*FAULTS, *(name for name, _, _ in WRONG), "route-is-its-own"}
     seen |= {"differences-of-framework"}
     seen |= {f"memory-of-{what}" for what in ("forward", "backward", "a-shared-mask")}
-    asked = {probe.name for probe in PROBES if probe.profile != "transforms"}
+    asked = {probe.name for probe in PROBES if probe.profile not in APART_TOO}
     assert asked - seen == set()

@@ -133,7 +133,8 @@ def test_the_oracle_as_a_function_has_the_property(probe: Probe) -> None:
     dtype = "float32" if "float32" in probe.dtypes else probe.dtypes[0]
     got = examine_probe(probe, oracle_subject(), dtype)
     unasked = probe.profile == "system" and not probe.name.startswith(("threads", "repeats", "str"))
-    unasked |= probe.profile == "transforms" or not {"weights", "gradient"}.isdisjoint(probe.needs)
+    unasked |= probe.profile in ("transforms", "layers", "relatives")
+    unasked |= not {"weights", "gradient"}.isdisjoint(probe.needs)
     assert got.verdict == ("not-applicable" if unasked else "passed"), got.detail
 
 

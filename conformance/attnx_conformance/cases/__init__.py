@@ -1,6 +1,7 @@
 """The cases, by class. Each is data: what goes in, and which clauses and known faults it guards."""
 
 from . import (
+    alibi,
     bias,
     dropout,
     empty_rows,
@@ -30,6 +31,7 @@ CASES: tuple[Case, ...] = (
     *strides.CASES,
     *more.CASES,
     *dropout.CASES,
+    *alibi.CASES,
     *wild.CASES,
 )
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from attnx.plugin import Alibi
 from attnx_conformance._visibility import Grid, visibility
 from attnx_conformance.plain import numpy_dtype
 
@@ -75,6 +76,7 @@ class Inputs:
     """The arguments of one call, as NumPy arrays in the layout bhsd.
 
     Attributes:
+        bias: An array, or an `Alibi` of NumPy arrays.
         views: How an operand lies in memory, by its name: "transposed", "offset", "reversed",
             "inner" (innermost stride 2) or "expanded" (stride 0 along the first axis).
     """
@@ -85,7 +87,7 @@ class Inputs:
     d_out: Array
     d_lse: Array | None = None
     mask: Any = None
-    bias: Array | None = None
+    bias: Any = None
     sinks: Array | None = None
     views: Mapping[str, str] = field(default_factory=dict)
 
@@ -117,8 +119,8 @@ class Recipe:
     Attributes:
         shape: Of the call.
         mask: A mask, or a function of the `Context` that makes one.
-        bias: Makes the bias, in float64.
-        bias_dtype: Of the bias; that of q when absent.
+        bias: Makes the bias, in float64; or an `Alibi`.
+        bias_dtype: Of the bias, or of an array of slopes; that of q when absent.
         sinks: Whether there are sinks.
         sinks_dtype: Of the sinks; that of q when absent.
         d_lse: Whether lse has a cotangent.
@@ -130,7 +132,7 @@ class Recipe:
     shape: Shape = BASE
     _: KW_ONLY
     mask: Any = None
-    bias: Callable[[Context], Array] | None = None
+    bias: Callable[[Context], Array] | Alibi | None = None
     bias_dtype: str | None = None
     sinks: bool = False
     sinks_dtype: str | None = None
@@ -155,6 +157,11 @@ class Recipe:
             cast = {name: arrays[name].astype(numpy_dtype(types[name])) for name in arrays}
         if mask is not None:
             cast["mask"] = mask
+        if isinstance(self.bias, Alibi):
+            low = numpy_dtype(types["bias"])
+            cast["bias"] = self.bias.map_arrays(
+                lambda x: x if x.dtype.kind == "i" else x.astype(low)
+            )
         for name, kind in self.views.items():
             if kind == "expanded":
                 cast[name] = np.array(np.broadcast_to(cast[name][:1], cast[name].shape))
@@ -170,7 +177,7 @@ class Recipe:
         }
         if self.d_lse:
             arrays["d_lse"] = ctx.normal(*arrays["q"].shape[:-1])
-        if self.bias is not None:
+        if callable(self.bias):
             arrays["bias"] = self.bias(ctx)
         if self.sinks:
             arrays["sinks"] = ctx.normal(shape.Hq)

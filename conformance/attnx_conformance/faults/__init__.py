@@ -11,6 +11,7 @@ from attnx_conformance.subject import FunctionSubject
 
 from . import (
     additions,
+    alibi,
     backward,
     behaviour,
     causal,
@@ -44,6 +45,7 @@ FAULTS: tuple[Fault, ...] = (
     *isolation.FAULTS,
     *numerics.FAULTS,
     *dropout.FAULTS,
+    *alibi.FAULTS,
     *tiles.FAULTS,
 )
 

@@ -18,7 +18,8 @@ from attnx.plugin import Gradients
 from attnx_conformance._visibility import Grid
 
 from ._drops import Drops
-from ._sight import Call, Sight
+from ._sight import Call
+from ._slants import Slants
 
 __all__ = ["Kernel", "State", "T"]
 
@@ -36,7 +37,7 @@ def T(array: Any) -> Any:
     return np.swapaxes(array, -1, -2)
 
 
-class Kernel(Sight, Drops):
+class Kernel(Slants, Drops):
     """Attention by tiles; `attention` and `attention_vjp` are called as attnx's own."""
 
     block_q, block_k = 64, 32
@@ -69,7 +70,7 @@ class Kernel(Sight, Drops):
     def prepare(self, q: Any, k: Any, v: Any, options: dict[str, Any]) -> Call:
         """Everything that is settled before the first tile."""
         given = self.options(dict(options))
-        arrays = {"q": q, "k": k, "v": v, "bias": given.get("bias"), "sinks": given.get("sinks")}
+        arrays = {"q": q, "k": k, "v": v, "bias": self.added(given), "sinks": given.get("sinks")}
         layout, rank = given.get("layout", "bhsd"), q.ndim
         moved = layout == "bshd" and rank > 2
         head, length = (-2, -3) if moved else (-3, -2)
@@ -198,7 +199,7 @@ class Kernel(Sight, Drops):
         s = self.cap(c, self.scaled(c, rows, cols))
         if c.bias is not None:
             s = self.add_bias(c, s, rows, cols)
-        return self.hide(c, s, rows, cols)
+        return self.hide(c, self.slant(c, s, rows, cols), rows, cols)
 
     def scaled(self, c: Call, rows: slice, cols: slice) -> Any:
         """Scaled products."""

@@ -3,10 +3,12 @@
 from . import (
     differences,
     dropout,
+    layers,
     memory,
     merging,
     orders,
     refusals,
+    relatives,
     rows,
     sequences,
     system,
@@ -28,6 +30,8 @@ PROBES: tuple[Probe, ...] = (
     *memory.PROBES,
     *refusals.PROBES,
     *transforms.PROBES,
+    *layers.PROBES,
+    *relatives.PROBES,
 )
 
 

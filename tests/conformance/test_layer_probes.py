@@ -94,7 +94,7 @@ def unwritten(patch: pytest.MonkeyPatch) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
-    "heads-side-by-side": (
+    "heads-of-a-layer": (
         changed("multi_head_attention", modulo_heads), "cross-attention is off by",
     ),
     "heads-pullback": (
@@ -104,9 +104,9 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
         changed("rope", lambda right, x, places, **o: right(x, places * places, **o)),
         "rope, half: scores moved by",
     ),
-    "cached-tokens": (unwritten, "decoding with window None is off by"),
-    "parts-of-a-call": (changed("prefill", one_late), "causal, queries by 4 is off by"),
-    "linear-by-chunks": (changed("linear_attention", forgets), "plain, chunks of 1: out"),
+    "tokens-from-a-cache": (unwritten, "decoding with window None is off by"),
+    "call-in-parts": (changed("prefill", one_late), "causal, queries by 4 is off by"),
+    "linear-in-chunks": (changed("linear_attention", forgets), "plain, chunks of 1: out"),
     "linear-token-by-token": (
         changed("linear_attention_step",
                 lambda right, q, k, v, state, **o: right(q, k, v, None, **o)),

@@ -197,9 +197,9 @@ def _probe(name: str, check: Callable[[Kit], None], clauses: str, needs: str = "
 
 
 PROBES = (
-    _probe("heads-side-by-side", _heads, "S2 S7", "gqa"),
+    _probe("heads-of-a-layer", _heads, "S2 S7", "gqa"),
     _probe("heads-pullback", _heads_pullback, "S6.1", "gradient gqa"),
     _probe("rotary-positions", _rotary, "S7"),
-    _probe("cached-tokens", _cached, "S3.5 S4.1 S7"),
-    _probe("parts-of-a-call", _in_parts, "S2.6 S3.5 S7"),
+    _probe("tokens-from-a-cache", _cached, "S3.5 S4.1 S7"),
+    _probe("call-in-parts", _in_parts, "S2.6 S3.5 S7"),
 )  # fmt: skip

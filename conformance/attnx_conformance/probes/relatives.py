@@ -118,7 +118,7 @@ def _probe(name: str, check: Callable[[Kit], None], clauses: str) -> Probe:
 
 
 PROBES = (
-    _probe("linear-by-chunks", _chunks, "S7"),
+    _probe("linear-in-chunks", _chunks, "S7"),
     _probe("linear-token-by-token", _steps, "S7"),
     _probe("linear-pullback", _pullback, "S6.1"),
 )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -219,6 +223,33 @@ def test_it_is_kerass_layer(biased: bool) -> None:
     )
     out = attnx.attention(*heads)
     np.testing.assert_allclose(made, np.einsum("bhld,hde->ble", out, o) + vectors[3], rtol=1e-12)
+
+
+KERAS = """
+import keras, numpy as np, attnx
+rng = np.random.default_rng(0)
+x, c = (rng.standard_normal(s).astype("float32") for s in ((2, 5, 12), (2, 7, 10)))
+layer = keras.layers.{layer}
+expected = np.asarray(layer(x, c))
+weights = attnx.HeadWeights.from_keras([np.asarray(w) for w in layer.get_weights()])
+made = attnx.multi_head_attention(x, c, weights=weights, num_heads=6, num_kv_heads={shared})
+np.testing.assert_allclose(made, expected, atol=1e-5)
+"""
+
+
+@pytest.mark.sweep
+@pytest.mark.skipif(find_spec("keras") is None, reason="keras is not installed")
+@pytest.mark.parametrize(
+    ("layer", "shared"),
+    [("MultiHeadAttention(6, 4, 3)", 6), ("GroupQueryAttention(4, 6, 2)", 2)],
+    ids=["heads", "shared heads"],
+)
+def test_it_is_a_built_keras_layer(layer: str, shared: int) -> None:
+    """The layer itself, in a process of its own: Keras fixes its backend when it is imported."""
+    code = KERAS.format(layer=layer, shared=shared)
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "KERAS_BACKEND": "jax"}
+    )
 
 
 def test_layers_that_weights_cannot_tell_are_refused() -> None:

@@ -241,7 +241,7 @@ np.testing.assert_allclose(made, expected, atol=1e-5)
 @pytest.mark.skipif(find_spec("keras") is None, reason="keras is not installed")
 @pytest.mark.parametrize(
     ("layer", "shared"),
-    [("MultiHeadAttention(6, 4, 3)", 6), ("GroupQueryAttention(4, 6, 2)", 2)],
+    [("MultiHeadAttention(6, 4)", 6), ("GroupQueryAttention(4, 6, 2)", 2)],
     ids=["heads", "shared heads"],
 )
 def test_it_is_a_built_keras_layer(layer: str, shared: int) -> None:

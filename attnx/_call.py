@@ -280,9 +280,12 @@ def prepare(
     given = () if mask is None else [x for _, _, x in leaves(mask) if not isinstance(x, int)]
     for part in (drop, alibi):
         given = (*given, *(() if part is None else part.arrays))
+    device = lane.device(q)
+    xp = lane.xp  # a transform may stage what is done to concrete arrays too: `traced` comes after
+    q, k, v = dims.inward(xp, q), dims.inward(xp, k), dims.inward(xp, v)
     cls = CallClass(
         framework=lane.name,
-        device=lane.device(q),
+        device=device,
         dtype=dtype,
         D=dims.D,
         Dv=dims.Dv,
@@ -301,13 +304,12 @@ def prepare(
         gradient=gradient,
         traced=any(lane.traced(x) for x in (q, k, v, bias, sinks, *given) if x is not None),
     )
-    xp = lane.xp
     call = Call(
         cls, dims.B, dims.Hq, dims.Hk, dims.Lq, dims.Lk, dims.D, dims.Dv,
         1.0 / math.sqrt(dims.D) if scale is None else scale, softcap, mask, bias, sinks, drop,
         alibi,
     )  # fmt: skip
-    return Prepared(dims.inward(xp, q), dims.inward(xp, k), dims.inward(xp, v), call, dims)
+    return Prepared(q, k, v, call, dims)
 
 
 def _fold_causal(mask: Mask | None, causal: Any, dims: Dims) -> Mask | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnx import masks
 from attnx._alibi import Alibi
-from attnx._dropout import AXES, Drop, Dropout
+from attnx._dropout import AXES, Drop, Dropout, check_shift
 from attnx._mask_base import is_scalar
 from attnx.errors import ArgumentError, ArgumentTypeError
 
@@ -179,11 +179,11 @@ def check_scale(scale: Any, dtype: str) -> float | None:
     if scale is None:
         return None
     number = _real("scale", scale)
-    if not math.isfinite(number):
+    if not _finite(number):
         raise ArgumentError(f"scale: expected a finite number, got {number}")
     if abs(number) > FLOAT32_MAX and dtype != "float64":
         raise ArgumentError(
-            f"scale: expected a number within float32's range, {FLOAT32_MAX:.3g}, in which the "
+            f"scale: expected a number within float32's range, 3.4e+38, in which the "
             f"scores of {dtype} arrays are held, got {number}; multiply q by part of it"
         )
     return number
@@ -198,11 +198,20 @@ def check_softcap(softcap: Any, dtype: str) -> float | None:
     if softcap is None:
         return None
     number = _real("softcap", softcap)
-    if not (math.isfinite(number) and number > 0):
+    if not (number > 0 and _finite(number)):
         raise ArgumentError(
             f"softcap: expected a finite number > 0, got {number}; None means no softcap"
         )
     return number if dtype == "float64" else min(max(number, 1e-30), 1e30)
+
+
+def _finite(number: float) -> bool:
+    """As a compiler can guard it for a symbol: by comparisons with numbers of this code.
+
+    It reads no `math.isfinite`, takes a comparison with infinity for granted, and may take a number
+    of a module for a symbol too.
+    """
+    return -1.7976931348623157e308 <= number <= 1.7976931348623157e308
 
 
 def _real(name: str, value: Any) -> float:
@@ -297,7 +306,8 @@ def check_sinks(lane: Lane, sinks: Any, dtype: str, dims: Dims) -> Any:
 def check_dropout(lane: Lane, dropout: Any) -> Drop | None:
     """What a backend needs of it (S9); None where nothing is dropped.
 
-    Its own values were checked when it was made; that its arrays are of q's framework, here.
+    Its own numbers were checked when it was made; here, that its arrays are of q's framework, and
+    the offsets among them where they can be read.
     """
     if dropout is None:
         return None
@@ -313,5 +323,7 @@ def check_dropout(lane: Lane, dropout: Any) -> Drop | None:
                 f"dropout: expected {what} as an integer or an array of q's framework, "
                 f"{lane.name}, got {_type_name(array)}"
             )
+        if name != "seed" and not isinstance(array, int) and lane.readable(array):
+            check_shift(name, int(array))
     threshold = dropout.threshold
     return Drop(threshold, dropout.seed, dropout.offset) if threshold else None

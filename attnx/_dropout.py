@@ -33,6 +33,7 @@ __all__ = [
     "ROUNDS",
     "Drop",
     "Dropout",
+    "check_shift",
     "kept",
     "philox",
 ]
@@ -212,6 +213,7 @@ def kept(xp: Any, arange: Arange, drop: Drop, at: tuple[slice, slice, slice, sli
     b, h, i, j = at
     first, last = j.start // LANES, -(-j.stop // LANES)
     ranges = ((first, last), (i.start, i.stop), (h.start, h.stop), (b.start, b.stop))
+    drop = drop.map_arrays(lambda x: xp.astype(x, xp.int64))  # PyTorch divides no uint32
     counter = []
     for axis, (start, stop), shift in zip((3, 2, 1, 0), ranges, counts(drop), strict=True):
         shape = [1, 1, 1, 1]
@@ -281,6 +283,13 @@ def _shift(axis: str, value: Any) -> Any:
                 f"an array of {str(value.dtype).rsplit('.', 1)[-1]} of shape {tuple(value.shape)}"
             )
         return value
+    check_shift(axis, number)
+    return number
+
+
+def check_shift(axis: str, number: int) -> None:
+    """Refuse an offset of b, h, i or j that no counter can hold (S9)."""
+    name = f"the offset of {axis}"
     if not 0 <= number < 1 << 32:
         raise ArgumentError(f"Dropout: expected 0 <= {name} < 2**32, got {number}")
     if axis == "j" and number % LANES:
@@ -288,11 +297,12 @@ def _shift(axis: str, value: Any) -> Any:
             f"Dropout: expected {name} as a multiple of {LANES}, since {LANES} keys share one "
             f"counter, got {number}; split the keys at a multiple of {LANES}"
         )
-    return number
 
 
 def _integer(name: str, value: Any, other: str) -> int | None:
     """The integer, or None for an array."""
+    if type(value) is int:  # before any other look: inside a compiler it may be a symbol
+        return value
     if hasattr(value, "shape") and hasattr(value, "dtype") and not is_scalar(value):
         return None
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):

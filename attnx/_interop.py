@@ -156,17 +156,24 @@ class Exchange:
         def exchanged(*arguments: Any) -> Any:
             *arrays, call = arguments
             like = next(a for a in arrays if a is not None)
-            results = run(*(self.send(a) for a in arrays), self.send_call(call))
-            if isinstance(results, tuple):
-                return tuple(self.bring_back(r, like) for r in results)
-            return self.bring_back(results, like)
+            with self.here.eager(), self.there.eager():
+                results = run(*(self.send(a) for a in arrays), self.send_call(call))
+                if isinstance(results, tuple):
+                    return tuple(self.bring_back(r, like) for r in results)
+                return self.bring_back(results, like)
 
         return exchanged
 
     def send(self, array: Any) -> Any:
-        """The same values over there."""
+        """The same values over there; a cotangent may be traced where the call was not."""
         if array is None or self.here is self.there:
             return array
+        if self.here.traced(array):
+            reason = Reason(
+                "tracing", f"by {self.here.name}", f"concrete arrays through {self.there.name}",
+                "call it outside the transform",
+            )  # fmt: skip
+            raise UnsupportedError.because(self.backend.name, reason)
         if self.moves:
             return self.there.from_numpy(self.here.to_numpy(array))
         return self.there.adopt(self.here.export(array))

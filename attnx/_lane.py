@@ -191,6 +191,10 @@ class Lane:
         """Silence the floating-point warnings that NaN and inf in the data would give."""
         return nullcontext()
 
+    def eager(self) -> AbstractContextManager[Any]:
+        """Compute with concrete arrays now, though a transform stages what is done meanwhile."""
+        return nullcontext()
+
     def integers(self, value: Any, like: Any) -> Any:
         """An integer array of the framework's index type on the device of `like`.
 

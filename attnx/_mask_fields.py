@@ -93,7 +93,11 @@ def _freeze(owner: str, name: str, value: Any) -> Any:
 
 def _integer(value: Any) -> int | None:
     """A Python or NumPy integer as int; None for anything else, booleans included."""
-    if isinstance(value, bool) or (hasattr(value, "shape") and value.shape != ()):
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):  # before any other look: inside a compiler it may be a symbol
+        return value if type(value) is int else int(value)
+    if hasattr(value, "shape") and value.shape != ():
         return None
     if hasattr(value, "dtype") and (value.dtype == bool or not hasattr(value, "item")):
         return None

@@ -69,17 +69,21 @@ def attention(
     lane = state.lane
     ready = prepare(lane, q, k, v, options)
     call = ready.call
-    # Comparisons of sizes may be symbols; here they are decided, and guarded.
+    # Comparisons of sizes may be symbols, also as `bool` gives them; a branch decides and guards.
     cls = call.cls._replace(
-        grouped=bool(call.Hq != call.Hk), square=bool(call.Lq == call.Lk), traced=True
+        grouped=_decided(call.Hq != call.Hk), square=_decided(call.Lq == call.Lk), traced=True
     )
     call = call._replace(cls=cls)
     choice = _asked(backend)
-    name = choose(state.generation, choice, _text(cls, same=bool(call.Dv == call.D)))
+    name = choose(state.generation, choice, _text(cls, same=_decided(call.Dv == call.D)))
     if name.startswith("!"):
         _refuse(name[1:])
     made = lane.compiled(choice, name, ready.q, ready.k, ready.v, call)
     return outward(lane, ready._replace(call=call), *made)
+
+
+def _decided(comparison: bool) -> bool:
+    return True if comparison else False  # noqa: SIM210
 
 
 def _refuse(message: str) -> NoReturn:
@@ -94,6 +98,14 @@ def _refuse_in_a_program(message: str) -> NoReturn:
 def _refuse_slopes() -> NoReturn:
     """The same for the slopes of an `Alibi`."""
     raise NotImplementedError(_check_alibi.NO_GRADIENT)
+
+
+def _requested(backend: Any = None) -> NoReturn:
+    """What all public calls but `attention` ask; they hand out plans, pullbacks and reports."""
+    raise NotImplementedError(
+        "attention_vjp, attention_weights, plan and explain cannot be part of a compiled program; "
+        "call them outside it. attnx.attention can, and the compiler differentiates it"
+    )
 
 
 def _asked(backend: Any) -> str:
@@ -204,6 +216,7 @@ def install(framework: str) -> None:
     lane.read_instead(_attention.attention, attention)
     lane.read_instead(_dispatch.lane_of, _lane_of)
     lane.read_instead(_refuse, _refuse_in_a_program)
+    lane.read_instead(_choice.requested, _requested)
     lane.read_instead(_check_alibi.refuse_gradient, _refuse_slopes)
     lane.read_instead(_choice._entered, _entered)
     lane.read_instead(_choice._left, _left)

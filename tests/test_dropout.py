@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import array_api_strict
@@ -264,6 +265,53 @@ WRONG: dict[str, tuple[tuple[Any, ...], type[Exception], str]] = {
     "float offset": ((0.1, 0, (0.0, 0, 0, 0)), ArgumentTypeError, "the offset of b as an integer"),
     "offset within a block": ((0.1, 0, (0, 0, 0, 4)), ArgumentError, "a multiple of 8"),
 }
+
+
+SHIFTS = {"negative offset": (2, -1), "offset within a block": (3, 4), "wide offset": (0, 1 << 32)}
+
+
+@pytest.mark.parametrize("wrong", list(SHIFTS))
+def test_a_wrong_offset_that_can_be_read_is_told_as_an_integer_is(wrong: str) -> None:
+    axis, number = SHIFTS[wrong]
+    with pytest.raises(ArgumentError) as told:
+        Dropout(0.5, 3, tuple(number if n == axis else 0 for n in range(4)))
+    for make, q in ((np.array, np.ones((1, 1, 3, 4))), (torch.tensor, torch.ones(1, 1, 3, 4))):
+        offset = tuple(make(number) if n == axis else 0 for n in range(4))
+        with pytest.raises(ArgumentError, match=re.escape(str(told.value))):
+            attnx.attention(q, q, q, dropout=Dropout(0.5, 3, offset))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64", "int8"])
+def test_offsets_may_be_arrays_of_any_integers(dtype: str) -> None:
+    """In PyTorch's tiles, in its formula, and in NumPy."""
+    x = np.random.default_rng(6).standard_normal((2, 2, 9, 4), dtype=np.float32)
+    expected = attnx.attention(x, x, x, dropout=Dropout(0.5, 3, (1, 2, 3, 16)))
+    for name in ("numpy", "torch"):
+        y = FRAMEWORKS[name](x)
+        offset = tuple(FRAMEWORKS[name](np.array(n, dtype)) for n in (1, 2, 3, 16))
+
+        def call(y: Any, offset: Any = offset) -> Any:
+            return attnx.attention(y, y, y, dropout=Dropout(0.5, 3, offset))
+
+        found = [call(y)]
+        if name == "torch":
+            found.append(torch.func.vmap(call)(y[None])[0])
+        for out in found:
+            np.testing.assert_allclose(np.asarray(out), expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4), (2, 0, 2, 3, 4), (2, 2, 0, 4)], ids=str)
+def test_nothing_is_dropped_of_nothing(name: str, shape: tuple[int, ...]) -> None:
+    """An empty batch, or no rows, has an empty answer and empty gradients (S1.1)."""
+    x = FRAMEWORKS[name](np.zeros(shape, np.float32))
+    out, pullback = attnx.attention_vjp(x, x, x, dropout=Dropout(0.5, 1))
+    assert out.shape == x.shape
+    assert all(g.shape == x.shape for g in pullback(out)[:3])
+    if name == "torch":
+        x.requires_grad_()
+        attnx.attention(x, x, x, dropout=Dropout(0.5, 1)).sum().backward()
+        assert x.grad.shape == x.shape
 
 
 @pytest.mark.parametrize("wrong", list(WRONG))

@@ -77,6 +77,48 @@ def test_a_mask_alone_may_be_traced(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", HOST)
+def test_concrete_arrays_under_a_transform_are_a_constant_of_it(backend: str) -> None:
+    """Computed while the program is made, which calls nobody back."""
+    q, k, v = arrays()
+    want, probabilities = attnx.attention(q, k, v), attnx.attention_weights(q, k)
+
+    def far(x: Any) -> tuple[Any, Any]:
+        out = attnx.attention(q, k, v, backend=backend)
+        weights = attnx.attention_weights(q, k, backend=backend)
+        assert not isinstance(out, jax.core.Tracer)
+        return x + out, x + weights
+
+    staged = jax.make_jaxpr(far)(0.0)
+    assert "callback" not in str(staged)
+    same(jax.jit(far)(0.0), (want, probabilities))
+    same(jax.lax.scan(lambda c, x: (c, far(x)[0]), 0, jnp.zeros(1))[1][0], want)
+    same(jax.lax.cond(jnp.array(True), far, far, 0.0)[0], want)
+    same(jax.grad(lambda x: far(x)[0].sum())(0.0), float(want.size))
+
+
+@pytest.mark.parametrize("backend", HOST)
+def test_concrete_arrays_that_a_transform_has_to_reshape_go_by_a_callback(backend: str) -> None:
+    """JAX stages what is done to them: three axes, the other layout, lengths of all entries."""
+    q, k, v = arrays()
+    turned = [jnp.moveaxis(x, 1, 2) for x in (q, k, v)]
+    calls: list[tuple[Any, Any]] = [
+        ((q[0], k[0], v[0]), {}),
+        (turned, {"layout": "bshd"}),
+        ((q, k, v), {"mask": Lengths(jnp.array(3))}),
+    ]
+    far = jax.jit(lambda: [attnx.attention(*a, **o, backend=backend) for a, o in calls])
+    same(far(), [attnx.attention(*a, **o) for a, o in calls])
+
+
+@pytest.mark.parametrize("backend", HOST)
+def test_a_traced_cotangent_of_a_concrete_call_is_refused(backend: str) -> None:
+    q, k, v = arrays()
+    out, pullback = attnx.attention_vjp(q, k, v, backend=backend)
+    with pytest.raises(UnsupportedError, match=r"tracing=by jax .*outside the transform"):
+        jax.jit(lambda d: pullback(d).q)(out)
+
+
+@pytest.mark.parametrize("backend", HOST)
 def test_what_jax_cannot_carry_over_raises(backend: str) -> None:
     """S6.5; forward mode is refused by JAX itself."""
     q, k, v = arrays()

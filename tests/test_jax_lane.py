@@ -165,6 +165,38 @@ def test_arrays_of_numpy_and_jax_trade_backends(dtype: Any) -> None:
     close(back.astype(np.float32), there.astype(np.float32), 1e-2)
 
 
+def test_other_frameworks_arrays_are_computed_by_jax_inside_a_trace() -> None:
+    """They are concrete there too, and so is the answer; nothing of it is staged."""
+    q, k, v = (np.asarray(x) for x in qkv())
+    options: Any = {"mask": Lengths(np.array([2, 4])) & Causal(), "backend": "jax"}
+    want = attnx.attention(q, k, v, **options)
+    seen = []
+
+    def look(x: Any) -> Any:
+        seen.append(attnx.attention(q, k, v, **options))
+        out, pullback = attnx.attention_vjp(q, k, v, **options)
+        seen.append(out)
+        return x + pullback(np.ones_like(out)).v
+
+    close(jax.jit(look)(0.0), look(0.0))
+    for got in seen:
+        assert isinstance(got, np.ndarray)
+        close(got, want)
+
+
+FIRST_INSIDE_A_TRACE = """
+import attnx, jax, jax.numpy as jnp
+q = jnp.ones((1, 2, 4, 8))
+jax.jit(lambda x: attnx.attention(x, x, x))(q)
+lane = attnx.get_backend("jax").lane
+print(lane.fast_key(q, q, q) is not None, jax.jit(lambda x: lane.fast_key(x, x, x) is None)(q))
+"""
+
+
+def test_a_lane_first_met_inside_a_trace_knows_concrete_arrays() -> None:
+    assert python(FIRST_INSIDE_A_TRACE) == "True True"
+
+
 def test_attention_vjp_goes_through_jax_for_numpy_arrays() -> None:
     q, k, v = (np.array(x)[:, :, ::-1] for x in qkv())
     out, pullback = attnx.attention_vjp(q, k, v, backend="jax")
@@ -177,9 +209,9 @@ def test_attention_vjp_goes_through_jax_for_numpy_arrays() -> None:
 def test_integers_beyond_32_bits_are_refused_and_never_wrapped() -> None:
     q = np.ones((B, H, L, D), np.float32)
     ids = np.arange(L) + 2**40
-    with pytest.raises(ArgumentError, match="fit 32 bits"):
+    with pytest.raises(ArgumentError, match=r"integers: .*fit 32 bits"):
         attnx.attention(q, q, q, mask=Segments(ids, ids), backend="jax")
-    with pytest.raises(UnsupportedError, match="convert them to int32"):
+    with pytest.raises(UnsupportedError, match=r"integers: uint32 .*convert them to int32"):
         jax.jit(lambda n: attnx.attention(*qkv(), mask=Lengths(n)))(jnp.array([1, 2], np.uint32))
 
 

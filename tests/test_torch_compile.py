@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import attnx
-from attnx import Causal, Dropout, Lengths, Predicate, Segments, Window
+from attnx import Causal, Dropout, Lengths, Predicate, Prefix, Segments, Window
 from attnx._traced import state
 from attnx.masks import Not
 
@@ -79,7 +79,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-SWEPT = ("plain", "causal", "either", "bshd", "predicate", "softcap", "merge", "numpy")
+SWEPT = ("either", "bshd", "predicate", "softcap", "merge", "numpy")
 
 
 @pytest.mark.parametrize("dynamic", [pytest.param(None, marks=pytest.mark.sweep), True])
@@ -106,6 +106,43 @@ def test_static_shapes_take_a_program_each_as_sdpa_does() -> None:
     for L in LENGTHS:
         close(ours(*inputs(L, heads=4)), plain(*inputs(L, heads=4)))
     assert counter.frame_count == own.frame_count == len(LENGTHS)
+
+
+@pytest.mark.parametrize("inside", [pytest.param("grad", marks=pytest.mark.sweep), None])
+def test_integers_of_a_mask_and_of_dropout_may_be_symbols(inside: str | None) -> None:
+    """Arguments, and what is made of sizes: one program for all, in the operation and the formula.
+
+    The formula leaves dropout out, whose blocks of 8 keys PyTorch tells apart where there is one.
+    """
+
+    def call(q: Any, k: Any, v: Any, n: int) -> Any:
+        seen = Lengths(n) & Window(n - 1, 0) | Prefix(q.shape[2] // 2)
+        if inside is None:
+            drop = Dropout(0.3, n, (0, n, q.shape[2], 0))
+            return attnx.attention(q, k, v, mask=seen, dropout=drop)
+        return torch.func.grad(lambda x: attnx.attention(x, k, v, mask=seen).square().sum())(q)
+
+    made, counter = compiled(call, dynamic=True)
+    programs = []
+    for L, n in ((5, 3), (6, 4), (9, 7)):
+        close(made(*inputs(L), n), call(*inputs(L), n))
+        programs.append(counter.frame_count)
+    assert programs[0] == programs[-1]
+
+
+def test_floats_may_be_symbols() -> None:
+    """A scale and a softcap from arguments and from sizes; a sign that changes is told apart."""
+
+    def call(q: Any, k: Any, v: Any, x: float) -> Any:
+        plain = attnx.attention(q, k, v, scale=q.shape[-1] ** -0.5)
+        return plain, attnx.attention(q, k, v, scale=x, softcap=q.shape[2] / 2)
+
+    made, _ = compiled(call, dynamic=True)
+    for x in (0.5, -0.5):
+        close(made(*inputs(), x), call(*inputs(), x))
+    for x in (float("nan"), float("inf")):
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="scale: expected a finite number"):
+            made(*inputs(), x)
 
 
 def test_bias_sinks_and_a_mask_as_arguments() -> None:
@@ -234,6 +271,10 @@ def test_refusals_are_told_in_the_compilers_error() -> None:
     made, _ = compiled(lambda q, k, v: attnx.attention(q, k[..., :3], v))
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"k: expected .* head size D of q"):
         made(*inputs())
+    for other in (attnx.attention_vjp, lambda q, k, v: attnx.attention_weights(q, k)):
+        made, _ = compiled(other)
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="call them outside it"):
+            made(*inputs())
 
 
 FIRST = """

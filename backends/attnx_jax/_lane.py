@@ -54,7 +54,9 @@ class JaxLane(Lane):
         register_trees()
         self._choice = jax.make_user_context(None)
         self._local = threading.local()
-        self._concrete = type(jnp.zeros(()))
+        with jax.ensure_compile_time_eval():  # the first call may be one inside a trace
+            self._probe = jnp.zeros(())
+        self._concrete = type(self._probe)
         self._one_cpu: bool | None = None
 
     def device(self, array: Any) -> str:
@@ -118,6 +120,11 @@ class JaxLane(Lane):
         asked = _config.jax_default_matmul_precision
         return nullcontext() if asked else jax.default_matmul_precision("highest")
 
+    def eager(self) -> AbstractContextManager[Any]:
+        """Only inside a trace, for it is a part of jit's key: all would be compiled twice."""
+        staged = self.traced(-self._probe)
+        return jax.ensure_compile_time_eval() if staged else nullcontext()
+
     def arange(self, start: int, stop: int, like: Any) -> Any:
         """int32, whatever the 64-bit switch says."""
         return jnp.arange(start, stop, dtype=jnp.int32)
@@ -132,8 +139,8 @@ class JaxLane(Lane):
             return value.astype(jnp.int64)
         if not self.readable(value):
             raise UnsupportedError(
-                f"mask: {value.dtype} values cannot be read under a transform, and int32 may not "
-                "hold them; convert them to int32 first",
+                f"integers: {value.dtype} values cannot be read under a transform, and int32 may "
+                "not hold them; convert them to int32 first",
                 backend="jax",
             )
         return jnp.asarray(_int32(np.asarray(value)))
@@ -240,8 +247,8 @@ def _int32(array: Any) -> Any:
     limits = np.iinfo(np.int32)
     if array.size and not (limits.min <= array.min() and array.max() <= limits.max):
         raise ArgumentError(
-            "mask: expected integers that fit 32 bits, since jax_enable_x64 is off, got values "
-            f"from {array.min()} to {array.max()}"
+            "integers: expected values that fit 32 bits, since jax_enable_x64 is off, got "
+            f"{array.min()} to {array.max()}"
         )
     return array.astype(np.int32)
 

@@ -51,7 +51,7 @@ class Kept:
         turns = torch.arange(ROUNDS, device=like.device).view(ROUNDS, 1, 1)
         keys = self._pair(low, high) + turns * self._pair(*KEY_STEPS) & WORD
         self.keys, self.multipliers = _both_ways(keys), _both_ways(self._pair(*MULTIPLIERS))
-        self._begin(call, *drop.offset)
+        self._begin(call, *(x if isinstance(x, int) else x.to(torch.int64) for x in drop.offset))
         self.work: _Work | None = None
 
     def drop(self, tile: Any, *arrays: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -62,6 +62,8 @@ class Kept:
             arrays: from and to, contiguous; (N, g n, m).
         """
         n, m = tile.i1 - tile.i0, tile.j1 - tile.j0
+        if not self.heads[0]:  # a batch without entries
+            return
         grids = [(x.view(*self.heads, n, m), y.view(*self.heads, n, m)) for x, y in arrays]
         step = n
         if self.like.device.type == "cpu":

@@ -22,9 +22,13 @@ B, HQ, HK, L, D = 2, 4, 2, 6, 8
 
 @pytest.fixture(autouse=True)
 def wide() -> Iterator[None]:
-    """64 bits, so that nothing but a mistake makes a difference."""
-    with jax.enable_x64(True):
-        yield
+    """64 bits, so that nothing but a mistake makes a difference.
+
+    For the whole process: a callback may run in a thread that knows no context of this one.
+    """
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
 
 
 def draw(*shape: int, seed: int = 0, dtype: str = "float64") -> Any:

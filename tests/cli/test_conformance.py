@@ -73,7 +73,7 @@ def test_a_page_is_written(tmp_path: Path) -> None:
     [
         (("nobody",), "no backend named 'nobody'; installed: "),
         (("numpy", "--case", "causall"), "no case 'causall'; did you mean causal"),
-        (("numpy", "--profile", "mask"), "did you mean masks?"),
+        (("numpy", "--profile", "mask"), "did you mean masks"),
         (("numpy", "--deviations", "absent.toml"), "cannot read absent.toml"),
         (("--function", "absent_module:fn"), "cannot import 'absent_module:fn'"),
         (("--function", "naive"), "expected MODULE:CALLABLE, got 'naive'"),

@@ -53,9 +53,10 @@ DEFAULT = (("all at once", "float32"), ("segments", "float64"), ("5-D", "float64
 
 @pytest.fixture(autouse=True)
 def wide() -> Iterator[None]:
-    """64 bits, so that nothing but a mistake makes a difference."""
-    with jax.enable_x64(True):
-        yield
+    """64 bits, so that nothing but a mistake makes a difference; for callbacks' threads too."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
 
 
 def put(framework: str, array: Any) -> Any:

@@ -65,13 +65,16 @@ class TorchBackend(ArrayBackend):
     # The hooks of the base class ----------------------------------------------------------------
 
     def block_sizes(self, call: Call) -> tuple[int, int]:
-        """Tiles of about half a million scores over all heads; few queries get many keys."""
+        """Tiles of about half a million scores over all heads; few queries get many keys.
+
+        Dropout makes many passes over a tile, and each must be worth the start of its threads.
+        """
         heads = max(1, call.B * call.Hq)
-        rows = 512
-        while rows > 64 and heads * rows * rows > 1 << 19:
+        rows, scores = 512, 1 << 19 if call.dropout is None else 1 << 22
+        while rows > 64 and heads * rows * rows > scores:
             rows //= 2
         keys = rows
-        while keys < 8192 and heads * min(rows, call.Lq) * keys < 1 << 19:
+        while keys < 8192 and heads * min(rows, call.Lq) * keys < scores:
             keys *= 2
         return rows, keys
 

@@ -29,8 +29,8 @@ WORD = 0xFFFFFFFF
 TOP_BITS = 0x80008000 - (1 << 32)
 """The top bit of both lanes of an int32."""
 
-PIECE = 1 << 15
-"""Counters at a time for each thread of a processor: four arrays of them take a megabyte."""
+PIECE = 1 << 16
+"""Counters at a time for each thread of a processor: four arrays of them take two megabytes."""
 
 LOW = 0 if sys.byteorder == "little" else 1
 """Where the low half of an int64 stands among its two int32."""

@@ -20,6 +20,7 @@ from attnx._visibility import (
     stationary,
     visible,
 )
+from attnx.masks import BlockMask, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +41,7 @@ __all__ = [
     "alibi_distances",
     "alibi_tile",
     "kept",
+    "mask_blocks",
     "position_offset",
     "stationary",
     "tile_classes",
@@ -57,6 +59,23 @@ class Tile(NamedTuple):
     j0: int
     j1: int
     masked: bool
+
+
+def mask_blocks(mask: Mask | None) -> tuple[int, int] | None:
+    """The smallest blocks of the `BlockMask` objects in a mask; None where there are none.
+
+    A tile that is no larger than such a block is hidden or shown as a whole.
+
+    Example:
+        >>> import numpy as np
+        >>> from attnx.masks import BlockMask, Causal
+        >>> mask_blocks(BlockMask(np.ones((2, 2), bool), (64, 128)) & Causal())
+        (64, 128)
+    """
+    found = [] if mask is None else [n for n in walk(mask) if isinstance(n, BlockMask)]
+    if not found:
+        return None
+    return min(n.q_block for n in found), min(n.kv_block for n in found)
 
 
 def tile_classes(

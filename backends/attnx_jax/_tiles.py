@@ -20,7 +20,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from attnx.masks import And, Causal, Mask, Segments, Window, leaves, map_leaves
-from attnx.tiling import FULL, PARTIAL, Grid, position_offset, tile_classes, visible
+from attnx.tiling import FULL, PARTIAL, Grid, mask_blocks, position_offset, tile_classes, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +102,8 @@ def _side(mask: Mask | None) -> int:
     """Half of `SIDE` where a mask's edge runs across the grid: less of its tiles is in vain."""
     parts = mask.parts if isinstance(mask, And) else (mask,)
     crossed = any(isinstance(part, (Causal, Window, Segments)) for part in parts)
-    return SIDE // 2 if crossed else SIDE
+    side = SIDE // 2 if crossed else SIDE
+    return min([side, *(max(64, n) for n in mask_blocks(mask) or ())])
 
 
 def _block(length: int, limit: int) -> int:

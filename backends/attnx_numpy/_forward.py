@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from attnx.tiling import mask_blocks
 from attnx_numpy import _hidden, _threads
 from attnx_numpy._scores import Operands, Strip, leaked, strips
 from attnx_numpy._tiles import TilePlan
@@ -33,6 +34,9 @@ BOUND = 40.0
 LOOKED = 2048
 """Keys that are looked at at a time."""
 
+SHORTEST = 128
+"""Rows or keys of a tile where a mask's blocks are shorter: what they hide no longer pays."""
+
 SMALL = 1 << 17
 """Multiplications of a call under which threads cost more than they give."""
 
@@ -48,7 +52,11 @@ def block_sizes(call: Call) -> tuple[int, int, int]:
     q_size = 512 if call.mask is None or "window" not in call.mask.structure else 256
     while count > 1 and q_size > 64 and call.B * call.Hq * -(-call.Lq // q_size) < 2 * count:
         q_size //= 2
-    return q_size, 512, count
+    blocks = mask_blocks(call.mask)
+    if blocks is None:
+        return q_size, 512, count
+    rows, keys = (min(512, max(SHORTEST, 2 * n)) for n in blocks)  # a tile is classed by halves
+    return min(q_size, rows), keys, count
 
 
 class _Values(NamedTuple):

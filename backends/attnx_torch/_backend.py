@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attnx.plugin import MASK_KINDS, ArrayBackend, Capabilities
+from attnx.tiling import mask_blocks
 from attnx_torch import _autograd, _math, _scores, _sdpa, _tiles
 from attnx_torch._lane import LANE
 
@@ -76,7 +77,10 @@ class TorchBackend(ArrayBackend):
         keys = rows
         while keys < 8192 and heads * min(rows, call.Lq) * keys < scores:
             keys *= 2
-        return rows, keys
+        blocks = mask_blocks(call.mask)
+        if blocks is None:
+            return rows, keys
+        return min(rows, max(64, blocks[0])), min(keys, max(64, blocks[1]))
 
     def host(self, table: torch.Tensor) -> list[list[int]]:
         """A small matrix as Python lists."""

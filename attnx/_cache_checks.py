@@ -6,10 +6,9 @@ cannot be read (under a transform, or on a device) is clamped instead, or shows 
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, Any
 
-from attnx._checks import FLOATING, SHAPES
+from attnx._checks import FLOATING, SHAPES, check_integer
 from attnx._dispatch import lane_of
 from attnx.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from attnx.masks import And, Causal, Dense, Mask, Not, Or, Window
@@ -55,20 +54,12 @@ def check_sizes(
     for name, size in (*(("batch", n) for n in batch), *sizes.items()):
         if size is None and name in ("Dv", "window"):
             continue
-        least = 0 if name == "batch" else 1
-        if _integer(name, size) < least:
-            raise ArgumentError(f"{name}: expected an integer >= {least}, got {size}")
+        check_integer(name, size, 0 if name == "batch" else 1)
     if window is not None and capacity < window:
         raise ArgumentError(
             f"capacity: expected at least the window, {window}, got {capacity}; to append n tokens "
             "at once it takes window + n - 1"
         )
-
-
-def _integer(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
-        raise ArgumentTypeError(f"{name}: expected an integer, got {type(value).__name__}")
-    return operator.index(value)
 
 
 def _axis(cache: KVCache) -> int:
@@ -255,7 +246,7 @@ def check_prefill(
     lane: Lane, cache: KVCache, q: Any, k: Any, v: Any, chunk: Any, options: dict[str, Any]
 ) -> int:
     """How many tokens came: n."""
-    if _integer("chunk", chunk) < 1:
+    if check_integer("chunk", chunk) < 1:
         raise ArgumentError(f"chunk: expected how many tokens at a time, at least 1, got {chunk}")
     for name in NOT_PIECEWISE:
         if name in options:

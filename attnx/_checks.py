@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import operator
 from typing import TYPE_CHECKING, Any
 
 from attnx import masks
@@ -88,6 +89,44 @@ def _refuse_type(lane: Lane, name: str, array: Any, arrays: dict[str, Any]) -> N
 def _type_name(array: Any) -> str:
     kind = type(array)
     return f"{kind.__module__.split('.')[0]}.{kind.__name__}"
+
+
+def check_integer(name: str, value: Any, least: int | None = None, *, other: str = "") -> int:
+    """A Python or NumPy integer, of at least `least`; `other` says what else would do."""
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        raise ArgumentTypeError(f"{name}: expected an integer{other}, got {type(value).__name__}")
+    number = operator.index(value)
+    if least is not None and number < least:
+        raise ArgumentError(f"{name}: expected an integer >= {least}, got {value}")
+    return number
+
+
+def check_device(lane: Lane, name: str, array: Any, like_name: str, like: Any) -> None:
+    """On the device of another array, where that can be told."""
+    if lane.traced(like) or lane.traced(array) or lane.device(array) == lane.device(like):
+        return
+    raise ArgumentError(
+        f"{name}: expected the device of {like_name}, {lane.device(like)}, got "
+        f"{lane.device(array)}; nothing is moved silently"
+    )
+
+
+def check_cotangent(lane: Lane, name: str, given: Any, shape: tuple[int, ...], dtype: str) -> None:
+    """A cotangent that is there has the framework of q, and the shape and dtype of its answer."""
+    if given is None:
+        return
+    if not lane.owns(given) or isinstance(given, lane.refused_types):
+        raise ArgumentTypeError(
+            f"{name}: expected a {lane.name} array like q, got {type(given).__name__}"
+        )
+    if tuple(given.shape) != shape:
+        raise ArgumentError(
+            f"{name}: expected the shape of {name[2:]}, {shape}, got {tuple(given.shape)}"
+        )
+    if lane.dtype_name(given) != dtype:
+        raise ArgumentTypeError(
+            f"{name}: expected the dtype of {name[2:]}, {dtype}, got {lane.dtype_name(given)}"
+        )
 
 
 def check_shapes(q: Any, k: Any, v: Any, layout: Any) -> tuple[Any, ...]:

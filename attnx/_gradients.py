@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attnx._checks import FLOATING
+from attnx._checks import FLOATING, check_cotangent
 from attnx.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from attnx.plugin import Gradients, Reason
 
@@ -70,20 +70,8 @@ def _cotangent(lane: Lane, name: str, given: Any, answer: Any, ready: Prepared) 
     """A cotangent brought to the backend's shape, once it fits what it belongs to."""
     if given is None:
         return None
-    if not lane.owns(given) or isinstance(given, lane.refused_types):
-        raise ArgumentTypeError(
-            f"{name}: expected a {lane.name} array like q, got {type(given).__name__}"
-        )
     expected = tuple(ready.dims.outward(lane.xp, answer).shape)
-    if tuple(given.shape) != expected:
-        raise ArgumentError(
-            f"{name}: expected the shape of {name[2:]}, {expected}, got {tuple(given.shape)}"
-        )
-    if lane.dtype_name(given) != lane.dtype_name(answer):
-        raise ArgumentTypeError(
-            f"{name}: expected the dtype of {name[2:]}, {lane.dtype_name(answer)}, "
-            f"got {lane.dtype_name(given)}"
-        )
+    check_cotangent(lane, name, given, expected, lane.dtype_name(answer))
     return ready.dims.inward_rows(lane.xp, lane.detached(given))
 
 

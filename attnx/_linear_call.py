@@ -176,11 +176,7 @@ def _check_array(
             f"{name}: expected {' or '.join(allowed)} here, got {got}; nothing is cast silently, "
             "so convert it first"
         )
-    if not (lane.traced(array) or lane.traced(q)) and lane.device(array) != lane.device(q):
-        raise ArgumentError(
-            f"{name}: expected the device of q, {lane.device(q)}, got {lane.device(array)}; "
-            "nothing is moved silently"
-        )
+    _checks.check_device(lane, name, array, "q", q)
 
 
 def _decay_array(lane: Lane, name: str, value: Any, wide: str, dims: Dims) -> Steady | Varying:

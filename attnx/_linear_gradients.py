@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnx import _linear_chunks as chunks
+from attnx._checks import check_cotangent
 from attnx._linear_call import Call, LinearState, divisor, pack, unpack
 from attnx._linear_decay import Varying
 from attnx.errors import ArgumentError, ArgumentTypeError
@@ -71,7 +72,7 @@ def _check_cotangents(call: Call, d_out: Any, d_state: Any) -> None:
     dims = call.dims
     rows: tuple[int, ...] = (dims.Hq, dims.Lq) if dims.layout == "bhsd" else (dims.Lq, dims.Hq)
     rows = (*dims.batch, *rows) if dims.rank > 2 else (dims.Lq,)
-    _check_cotangent(call, "d_out", d_out, (*rows, dims.Dv), call.dtype)
+    check_cotangent(call.lane, "d_out", d_out, (*rows, dims.Dv), call.dtype)
     if d_state is None:
         return
     if not call.options.return_state:
@@ -79,24 +80,6 @@ def _check_cotangents(call: Call, d_out: Any, d_state: Any) -> None:
     if not isinstance(d_state, LinearState):
         raise ArgumentTypeError(
             f"d_state: expected a LinearState, like the state, got {type(d_state).__name__}"
-        )
-
-
-def _check_cotangent(call: Call, name: str, given: Any, shape: tuple[int, ...], dtype: str) -> None:
-    lane = call.lane
-    if given is None:
-        return
-    if not lane.owns(given) or isinstance(given, lane.refused_types):
-        raise ArgumentTypeError(
-            f"{name}: expected a {lane.name} array like q, got {type(given).__name__}"
-        )
-    if tuple(given.shape) != shape:
-        raise ArgumentError(
-            f"{name}: expected the shape of {name[2:]}, {shape}, got {tuple(given.shape)}"
-        )
-    if lane.dtype_name(given) != dtype:
-        raise ArgumentTypeError(
-            f"{name}: expected the dtype of {name[2:]}, {dtype}, got {lane.dtype_name(given)}"
         )
 
 
@@ -128,7 +111,7 @@ def _d_state(call: Call, x: Inputs, d_state: Any) -> Any:
                 raise ArgumentError("d_state.z: expected None, for a state without z")
             parts.append(None)
             continue
-        _check_cotangent(call, f"d_state.{name}", part, tuple(array.shape), call.wide)
+        check_cotangent(call.lane, f"d_state.{name}", part, tuple(array.shape), call.wide)
         parts.append(zeros(array) if part is None else call.lane.detached(part))
     return call.lane.xp.reshape(pack(call, *parts), x.state.shape)
 

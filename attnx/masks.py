@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
+    "CLASSES",
     "And",
     "BlockMask",
     "Causal",
@@ -329,3 +330,9 @@ class Predicate(Mask):
 
     def __repr__(self) -> str:
         return f"Predicate({getattr(self.fn, '__name__', self.fn)})"
+
+
+CLASSES: tuple[type[Mask], ...] = (
+    And, Or, Not, Causal, Window, Lengths, Starts, Prefix, Segments, Dense, BlockMask, Predicate,
+)  # fmt: skip
+"""Every class of mask, for frameworks that want to know them: as trees, or by name."""

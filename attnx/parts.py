@@ -12,16 +12,16 @@ included; dropout drops the same elements; sinks count once.
 from __future__ import annotations
 
 import itertools
-import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnx import _gradients
 from attnx._attention import attention
 from attnx._call import Options, Prepared, prepare
+from attnx._checks import check_integer
 from attnx._dispatch import lane_of
 from attnx._dropout import LANES
 from attnx._pieces import piece_of, reach
-from attnx.errors import ArgumentError, ArgumentTypeError
+from attnx.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,7 +165,7 @@ def prefill(
         >>> bool(np.allclose(out, attnx.attention(q, k, v, causal=True)))
         True
     """
-    size = _integer("chunk", chunk)
+    size = check_integer("chunk", chunk)
     if size < 1:
         raise ArgumentError(f"chunk: expected how many queries at a time, at least 1, got {size}")
     options = Options(
@@ -286,13 +286,13 @@ class _Whole(NamedTuple):
 def _cuts(parts: Any, Lk: int, multiple: int) -> list[range]:
     """The ranges of keys; of a number of parts the last ones may be shorter, or empty."""
     if not isinstance(parts, (tuple, list)):
-        count = _integer("parts", parts, " or the keys at which to cut")
+        count = check_integer("parts", parts, other=" or the keys at which to cut")
         if count < 1:
             raise ArgumentError(f"parts: expected at least one part, got {count}")
         size = -(-Lk // (count * multiple)) * multiple
         ends = [0, *(min(n * size, Lk) for n in range(1, count)), Lk]
     else:
-        ends = [0, *(_integer(f"parts[{n}]", x) for n, x in enumerate(parts)), Lk]
+        ends = [0, *(check_integer(f"parts[{n}]", x) for n, x in enumerate(parts)), Lk]
         if any(a > b for a, b in itertools.pairwise(ends)):
             raise ArgumentError(
                 f"parts: expected cuts that rise within [0, Lk={Lk}], got {list(parts)}"
@@ -314,15 +314,9 @@ def _check_dropout(name: str, cut: int) -> None:
 def _range(name: str, given: Any, length: int) -> range:
     if given is None:
         return range(length)
-    start, stop = (_integer(name, n) for n in given)
+    start, stop = (check_integer(name, n) for n in given)
     if not 0 <= start <= stop <= length:
         raise ArgumentError(
             f"{name}: expected 0 <= start <= stop <= {length}, got ({start}, {stop})"
         )
     return range(start, stop)
-
-
-def _integer(name: str, value: Any, other: str = "") -> int:
-    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
-        raise ArgumentTypeError(f"{name}: expected an integer{other}, got {type(value).__name__}")
-    return operator.index(value)

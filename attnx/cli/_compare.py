@@ -14,7 +14,17 @@ import typer
 import attnx
 from attnx.cli._files import KNOWN, Inputs, read_file, read_sample
 from attnx.cli._judge import check_size, judge_all
-from attnx.cli._options import causal_value, console, one_line_errors, progress_bar
+from attnx.cli._options import (
+    CallFile,
+    Causal,
+    Layout,
+    Scale,
+    Softcap,
+    causal_value,
+    console,
+    one_line_errors,
+    progress_bar,
+)
 from attnx.cli._records import plain
 from attnx.cli._request import Options, Request
 from attnx.cli._runner import Row, run_backend
@@ -31,14 +41,7 @@ __all__ = ["compare"]
 
 @one_line_errors
 def compare(
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            show_default=False,
-            help="A .npz or .safetensors file with q, k, v and any of mask, bias, lengths, sinks. "
-            "Without it: real activations that ship with attnx.",
-        ),
-    ] = None,
+    file: CallFile = None,
     backend: Annotated[
         list[str] | None,
         typer.Option(
@@ -50,25 +53,10 @@ def compare(
             "Else ATTNX_BACKEND restricts the run.",
         ),
     ] = None,
-    causal: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[top_left|bottom_right]",
-            show_default=False,
-            help="Hide later keys; an alignment is needed where Lq and Lk differ.",
-        ),
-    ] = None,
-    layout: Annotated[
-        str, typer.Option(metavar="bhsd|bshd", help="The order of axes in the file.")
-    ] = "bhsd",
-    scale: Annotated[
-        float | None,
-        typer.Option(help="Factor on q · k; 1/sqrt(D) without it.", show_default=False),
-    ] = None,
-    softcap: Annotated[
-        float | None,
-        typer.Option(help="Scores become softcap * tanh(s / softcap).", show_default=False),
-    ] = None,
+    causal: Causal = None,
+    layout: Layout = "bhsd",
+    scale: Scale = None,
+    softcap: Softcap = None,
     seed: Annotated[int, typer.Option(min=0, help="Of d_out, the gradient that flows in.")] = 0,
     repeat: Annotated[int, typer.Option(min=1, help="Runs a time is the median of.")] = 7,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds a backend may take.")] = 600,

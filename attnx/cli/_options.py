@@ -6,7 +6,8 @@ import functools
 import signal
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,11 +18,15 @@ from attnx.errors import ArgumentError, AttnxError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 __all__ = [
     "ALIGNMENTS",
+    "CallFile",
+    "Causal",
     "CausalCommand",
+    "Layout",
+    "Scale",
+    "Softcap",
     "causal_value",
     "check_writable",
     "console",
@@ -34,6 +39,31 @@ __all__ = [
 ALIGNMENTS = ("top_left", "bottom_right")
 SQUARE = "square"
 WIDE = 140  # of a table that goes into a file or a pipe
+
+CallFile = Annotated[
+    Path | None,
+    typer.Argument(
+        show_default=False,
+        help="A .npz or .safetensors file with q, k, v and any of mask, bias, lengths, sinks. "
+        "Without it: real activations that ship with attnx.",
+    ),
+]
+Causal = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[top_left|bottom_right]",
+        show_default=False,
+        help="Hide later keys; an alignment is needed where Lq and Lk differ.",
+    ),
+]
+Layout = Annotated[str, typer.Option(metavar="bhsd|bshd", help="The order of axes in the file.")]
+Scale = Annotated[
+    float | None, typer.Option(help="Factor on q · k; 1/sqrt(D) without it.", show_default=False)
+]
+Softcap = Annotated[
+    float | None,
+    typer.Option(help="Scores become softcap * tanh(s / softcap).", show_default=False),
+]
 
 
 def console() -> Console:

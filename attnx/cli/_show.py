@@ -14,7 +14,18 @@ from rich.table import Table
 
 from attnx import viz
 from attnx.cli._files import Inputs, read_file, read_sample
-from attnx.cli._options import causal_value, check_writable, console, integers, one_line_errors
+from attnx.cli._options import (
+    CallFile,
+    Causal,
+    Layout,
+    Scale,
+    Softcap,
+    causal_value,
+    check_writable,
+    console,
+    integers,
+    one_line_errors,
+)
 from attnx.cli._request import Options, Request
 from attnx.errors import ArgumentError, ArgumentTypeError
 from attnx.viz._record import SUFFIXES
@@ -30,14 +41,7 @@ STRONGEST = 4
 
 @one_line_errors
 def show(
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            show_default=False,
-            help="A .npz or .safetensors file with q, k, v and any of mask, bias, lengths, sinks. "
-            "Without it: real activations that ship with attnx.",
-        ),
-    ] = None,
+    file: CallFile = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -72,25 +76,10 @@ def show(
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="Names of the keys, alike."),
     ] = None,
-    causal: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[top_left|bottom_right]",
-            show_default=False,
-            help="Hide later keys; an alignment is needed where Lq and Lk differ.",
-        ),
-    ] = None,
-    layout: Annotated[
-        str, typer.Option(metavar="bhsd|bshd", help="The order of axes in the file.")
-    ] = "bhsd",
-    scale: Annotated[
-        float | None,
-        typer.Option(help="Factor on q · k; 1/sqrt(D) without it.", show_default=False),
-    ] = None,
-    softcap: Annotated[
-        float | None,
-        typer.Option(help="Scores become softcap * tanh(s / softcap).", show_default=False),
-    ] = None,
+    causal: Causal = None,
+    layout: Layout = "bhsd",
+    scale: Scale = None,
+    softcap: Softcap = None,
     backend: Annotated[
         str | None,
         typer.Option("--backend", "-b", metavar="NAME", show_default=False, help="Who computes."),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnx._checks import FLOATING
+from attnx._checks import FLOATING, check_device, check_integer
 from attnx.errors import ArgumentError, ArgumentTypeError
 from attnx.positions._angles import Turns, split, turns
-from attnx.positions._numbers import check_base, choose, even, integer
+from attnx.positions._numbers import check_base, choose, even
 from attnx.positions._scaling import Scaling
 
 if TYPE_CHECKING:
@@ -88,19 +88,14 @@ def same_side(lane: Lane, name: str, array: Any, x: Any) -> None:
             f"{name}: expected a {lane.name} array like x, got "
             f"{type(array).__module__.split('.')[0]}.{type(array).__name__}; convert it first"
         )
-    if lane.traced(x) or lane.traced(array) or lane.device(array) == lane.device(x):
-        return
-    raise ArgumentError(
-        f"{name}: expected the device of x, {lane.device(x)}, got {lane.device(array)}; "
-        "nothing is moved silently"
-    )
+    check_device(lane, name, array, "x", x)
 
 
 def integers(lane: Lane, positions: Any, x: Any) -> Any:
     """Positions as integers of the framework's index type."""
     if isinstance(positions, (list, tuple, range)):
         checked: Sequence[int] = [
-            integer(f"positions[{n}]", p, -(1 << 31)) for n, p in enumerate(positions)
+            check_integer(f"positions[{n}]", p, -(1 << 31)) for n, p in enumerate(positions)
         ]
         return lane.integers(tuple(checked), like=x)
     same_side(lane, "positions", positions, x)

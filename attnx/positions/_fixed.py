@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from attnx._checks import check_integer
 from attnx._dispatch import lane_of
 from attnx.errors import ArgumentTypeError
 from attnx.positions._angles import cos_sin, digits, from_digits, split, turns
-from attnx.positions._numbers import STYLES, check_base, choose, even, integer
+from attnx.positions._numbers import STYLES, check_base, choose, even
 
 __all__ = ["alibi_slopes", "sinusoidal"]
 
@@ -76,7 +77,7 @@ def alibi_slopes(heads: int, *, like: Any = None) -> Any:
         >>> attnx.alibi_slopes(3)
         (0.0625, 0.00390625, 0.25)
     """
-    heads = integer("heads", heads)
+    heads = check_integer("heads", heads, 1)
     power = 1 << heads.bit_length() - 1
     slopes = _slopes(power) + _slopes(2 * power)[::2][: heads - power]
     if like is None:

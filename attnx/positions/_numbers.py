@@ -9,15 +9,15 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
-import operator
 from typing import TYPE_CHECKING, Any
 
+from attnx._checks import check_integer
 from attnx.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["STYLES", "check_base", "choose", "even", "integer", "real"]
+__all__ = ["STYLES", "check_base", "choose", "even", "real"]
 
 STYLES = ("half", "interleaved")
 
@@ -33,19 +33,9 @@ def real(name: str, value: Any, least: float, *, above: bool = False) -> float:
     return number
 
 
-def integer(name: str, value: Any, least: int = 1) -> int:
-    """An integer of at least `least`."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ArgumentTypeError(f"{name}: expected an integer, got {type(value).__name__}")
-    number = operator.index(value)
-    if number < least:
-        raise ArgumentError(f"{name}: expected an integer >= {least}, got {value}")
-    return number
-
-
 def even(name: str, value: Any) -> int:
     """An even integer of at least 2: numbers are turned in pairs."""
-    number = integer(name, value, 2)
+    number = check_integer(name, value, 2)
     if number % 2:
         raise ArgumentError(
             f"{name}: expected an even number, since numbers are turned in pairs, got {number}"

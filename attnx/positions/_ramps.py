@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 
+from attnx._checks import check_integer
 from attnx.errors import ArgumentError
-from attnx.positions._numbers import integer, real
+from attnx.positions._numbers import real
 from attnx.positions._scaling import TAU, Scaling, grown, optional, plain
 
 __all__ = ["Llama3", "Yarn"]
@@ -98,7 +99,7 @@ class Yarn(Scaling):
             times = grown(factor, own or 1.0) / (grown(factor, all_dim) if all_dim else 1.0)
         self._set(
             factor=factor,
-            original_length=integer("Yarn: original_length", original_length),
+            original_length=check_integer("Yarn: original_length", original_length, 1),
             beta_fast=fast,
             beta_slow=slow,
             truncate=bool(truncate),
@@ -159,7 +160,7 @@ class Llama3(Scaling):
         low = real("Llama3: low_freq_factor", low_freq_factor, 0.0, above=True)
         self._set(
             factor=real("Llama3: factor", factor, 1.0),
-            original_length=integer("Llama3: original_length", original_length),
+            original_length=check_integer("Llama3: original_length", original_length, 1),
             low_freq_factor=low,
             high_freq_factor=real("Llama3: high_freq_factor", high_freq_factor, low, above=True),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from attnx._checks import check_integer
 from attnx._dispatch import lane_of
 from attnx.errors import ArgumentError, ArgumentTypeError
 from attnx.positions._angles import cos_sin
@@ -22,7 +23,7 @@ from attnx.positions._arguments import (
     turns_of,
     wide_of,
 )
-from attnx.positions._numbers import STYLES, check_base, choose, even, integer
+from attnx.positions._numbers import STYLES, check_base, choose, even
 from attnx.positions._rotation import turned
 from attnx.positions._scaling import Scaling, plain
 
@@ -267,7 +268,7 @@ def rope_permutation(
         >>> positions.rope_permutation(6, source="interleaved", target="half", rotary_dim=4)
         (0, 2, 1, 3, 4, 5)
     """
-    dim, heads = integer("dim", dim, 2), integer("heads", heads)
+    dim, heads = check_integer("dim", dim, 2), check_integer("heads", heads, 1)
     source, target = choose("source", source, STYLES), choose("target", target, STYLES)
     turning = rotary_size(dim, rotary_dim)
     half = turning // 2

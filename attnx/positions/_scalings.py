@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from attnx._checks import check_integer
 from attnx.errors import ArgumentError
-from attnx.positions._numbers import integer, real
+from attnx.positions._numbers import real
 from attnx.positions._scaling import Scaling, fit, ntk, optional, plain, several
 
 if TYPE_CHECKING:
@@ -116,8 +117,8 @@ class DynamicNtk(Scaling):
     ) -> None:
         self._set(
             factor=real("DynamicNtk: factor", factor, 1.0),
-            original_length=integer("DynamicNtk: original_length", original_length),
-            length=integer("DynamicNtk: length", length),
+            original_length=check_integer("DynamicNtk: original_length", original_length, 1),
+            length=check_integer("DynamicNtk: length", length, 1),
         )
 
     def frequencies(self, dim: int, base: float) -> tuple[float, ...]:
@@ -174,7 +175,7 @@ class LongRope(Scaling):
         factor: float,
         attention_factor: float | None = None,
     ) -> None:
-        original = integer("LongRope: original_length", original_length, 2)
+        original = check_integer("LongRope: original_length", original_length, 2)
         factor = real("LongRope: factor", factor, 1.0)
         times = optional("LongRope: attention_factor", attention_factor)
         if times is None:
@@ -183,7 +184,7 @@ class LongRope(Scaling):
             short_factors=several("LongRope: short_factors", short_factors, above=True),
             long_factors=several("LongRope: long_factors", long_factors, above=True),
             original_length=original,
-            length=integer("LongRope: length", length),
+            length=check_integer("LongRope: length", length, 1),
             factor=factor,
             attention_factor=times,
         )

@@ -19,15 +19,10 @@ from attnx.plugin import RECORDS, Alibi, Dropout
 
 __all__ = ["register_trees"]
 
-CLASSES: tuple[type[masks.Mask], ...] = (
-    masks.And, masks.Or, masks.Not, masks.Causal, masks.Window, masks.Lengths, masks.Starts,
-    masks.Prefix, masks.Segments, masks.Dense, masks.BlockMask, masks.Predicate,
-)  # fmt: skip
-
 
 def register_trees() -> None:
     """Tell JAX of masks, `Dropout`, `Alibi` and records; done once, when the lane is made."""
-    for cls in CLASSES:
+    for cls in masks.CLASSES:
         jax.tree_util.register_pytree_with_keys(
             cls, _flatten_with_keys, partial(_unflatten, cls), _flatten
         )

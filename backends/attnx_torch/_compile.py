@@ -34,12 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["compiled", "forward_by", "substitute"]
 
 NODES: dict[str, type[Mask]] = {
-    cls.__name__: cls
-    for cls in (
-        masks.Causal, masks.Window, masks.Lengths, masks.Starts, masks.Prefix, masks.Segments,
-        masks.BlockMask, Dense,
-    )
-}  # fmt: skip
+    cls.__name__: cls for cls in masks.CLASSES if not issubclass(cls, (And, Or, Not, Predicate))
+}
 
 forward_by: dict[str, Callable[..., Any]] = {}
 """`forward` and `backward` of the core, by whom the operations compute."""

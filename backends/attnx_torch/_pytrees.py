@@ -21,15 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["register_trees"]
 
-CLASSES: tuple[type[masks.Mask], ...] = (
-    masks.And, masks.Or, masks.Not, masks.Causal, masks.Window, masks.Lengths, masks.Starts,
-    masks.Prefix, masks.Segments, masks.Dense, masks.BlockMask, masks.Predicate,
-)  # fmt: skip
-
 
 def register_trees() -> None:
     """Tell PyTorch of masks, `Dropout`, `Alibi` and records; done once, when the lane is made."""
-    for cls in CLASSES:
+    for cls in masks.CLASSES:
         pytree.register_pytree_node(
             cls, _flatten, partial(_unflatten, cls), flatten_with_keys_fn=_flatten_with_keys,
             serialized_type_name=f"attnx.masks.{cls.__name__}",

@@ -79,15 +79,14 @@ class Call:
         self.kit.right(answer, *self.inputs, what=what, **self.options)
 
 
-def calls(kit: Kit, *, gradients: bool = False, L: int = 0) -> Iterator[tuple[str, Call]]:
+def calls(kit: Kit, *, gradients: bool = False) -> Iterator[tuple[str, Call]]:
     """A call of every kind that the subject declares, of new numbers each time.
 
     Args:
         kit: of the subject.
         gradients: whether gradients are asked for, as far as they are declared.
-        L: the length; the kit's when absent.
     """
-    L = L or kit.L
+    L = kit.L
     shown = kit.rng.random((kit.B, 1, L, L)) < 0.6
     shown[:, :, 2] = False
     ends = kit.rng.permutation(np.array([0, L // 3, L]))
@@ -104,7 +103,7 @@ def calls(kit: Kit, *, gradients: bool = False, L: int = 0) -> Iterator[tuple[st
         undeclared = "dropout" in options and not kit.has.dropout
         if undeclared or not kit.able(**options) or (objects and not kit.subject.mask_objects):
             continue
-        yield name, Call(kit, kit.inputs(L, L), options, gradients=gradients)
+        yield name, Call(kit, kit.inputs(), options, gradients=gradients)
 
 
 def _options(kit: Kit, L: int, gradients: bool) -> dict[str, Any]:

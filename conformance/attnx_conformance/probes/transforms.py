@@ -5,7 +5,7 @@ A backend declares what it can be seen through; the rest must raise, and never g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,18 +49,23 @@ def _told(call: Call, made: Sequence[Any]) -> dict[str, Any]:
     return call.answer(made[:n], made[n:])
 
 
+def _twins(kit: Kit, *, gradients: bool = False) -> Iterator[tuple[str, Call, Call]]:
+    """Each call beside one with other numbers; beside itself with dropout, whose seed stays."""
+    others = dict(calls(kit, gradients=gradients))
+    for name, call in calls(kit, gradients=gradients):
+        yield name, call, call if "dropout" in call.options else others[name]
+
+
 # Compilers
 
 
 def _compiled(kit: Kit) -> None:
     """A program is right for the numbers it was made with, and for others."""
     compile = _framework(kit, "compile")
-    again = dict(calls(kit))
-    for name, call in calls(kit):
+    for name, call, twin in _twins(kit):
         program = compile(call.__call__)
-        for one, what in ((call, "compiled"), (again[name], "compiled, with other numbers")):
-            if "dropout" not in call.options or one is call:  # its seed is part of the program
-                one.right(one.outputs(program(*one.arguments)), f"{name}, {what}")
+        for one, what in ((call, "compiled"), (twin, "compiled, with other numbers")):
+            one.right(one.outputs(program(*one.arguments)), f"{name}, {what}")
 
 
 def _compiled_gradients(kit: Kit) -> None:
@@ -78,9 +83,9 @@ def _compiled_gradients(kit: Kit) -> None:
 def _compiled_at_other_lengths(kit: Kit) -> None:
     """One function for sequences that grow."""
     compile = _framework(kit, "compile")
-    program = None
+    program, options = None, {"causal": True} if kit.able(causal=True) else {}
     for L in (9, 17, 33, 4):
-        (call,) = (c for name, c in calls(kit, L=L) if name == "causal")
+        call = Call(kit, kit.inputs(L, L), options)
         program = program or compile(call.__call__)
         call.right(call.outputs(program(*call.arguments)), f"compiled, {L} tokens")
 
@@ -101,11 +106,11 @@ def _compiled_choice(kit: Kit) -> None:
             return attnx.attention(q, k, v, **given)
 
     program, other = compile(around), compile(inside)
-    for name, expected in ((kit.subject.name, 0), ("numpy", 1), (kit.subject.name, 0)):
+    for name, expected in ((kit.subject.name, False), ("numpy", True), (kit.subject.name, False)):
         with attnx.use_backend(name), Witness("numpy") as seen:
             made = program(*call.arguments)
-        asked = sum(seen.calls.values())
-        kit.require(bool(asked) == bool(expected), f"use_backend({name!r}) around: not obeyed")
+        asked = bool(sum(seen.calls.values()))
+        kit.require(asked == expected, f"use_backend({name!r}) around: not obeyed")
         call.right(kit.back({"out": made}), f"compiled within use_backend({name!r})")
     with Witness("numpy") as seen:
         call.right(kit.back({"out": other(*call.arguments)}), "use_backend within a program")
@@ -118,18 +123,14 @@ def _compiled_choice(kit: Kit) -> None:
 def _mapped(kit: Kit) -> None:
     """An axis of every argument, masks included; and an axis of the queries alone."""
     vmap = _framework(kit, "vmap")
-    others = dict(calls(kit))
-    for name, call in calls(kit):
-        twin = call if "dropout" in call.options else others[name]
+    for name, call, twin in _twins(kit):
         made = vmap(call.__call__, (0,) * len(call.arguments))(
             *stacked(kit, call.arguments, twin.arguments)
         )
         for n, one in enumerate((call, twin)):
             one.right(one.outputs([x[n] for x in made]), f"{name}, entry {n} of a mapped axis")
-    call, twin = (
-        others["a plain call"],
-        Call(kit, (kit.inputs()[0], *others["a plain call"].inputs[1:]), {}),
-    )
+    call = Call(kit, kit.inputs(), {})
+    twin = Call(kit, (kit.inputs()[0], *call.inputs[1:]), {})
     q = stacked(kit, call.arrays[:1], twin.arrays[:1])
     made = vmap(call.__call__, (0, None, None))(*q, *call.arrays[1:])
     for n, one in enumerate((call, twin)):
@@ -139,9 +140,7 @@ def _mapped(kit: Kit) -> None:
 def _mapped_gradients(kit: Kit) -> None:
     """Each entry's gradient is its own."""
     vmap, vjp = _framework(kit, "vmap"), _framework(kit, "vjp")
-    others = dict(calls(kit, gradients=True))
-    for name, call in calls(kit, gradients=True):
-        twin = call if "dropout" in call.options else others[name]
+    for name, call, twin in _twins(kit, gradients=True):
         twin.cotangents = call.cotangents
         for cotangent in ("d_out", "d_lse"):
             if cotangent in call.options:
@@ -156,9 +155,7 @@ def _mapped_gradients(kit: Kit) -> None:
 def _scanned(kit: Kit) -> None:
     """A loop of the framework's."""
     scan = _framework(kit, "scan")
-    others = dict(calls(kit))
-    for name, call in calls(kit):
-        twin = call if "dropout" in call.options else others[name]
+    for name, call, twin in _twins(kit):
         made = scan(call.__call__, stacked(kit, call.arguments, twin.arguments))
         for n, one in enumerate((call, twin)):
             one.right(one.outputs([x[n] for x in made]), f"{name}, step {n} of a loop")

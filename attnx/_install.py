@@ -46,6 +46,8 @@ def _nobody() -> tuple[Any, Any]:
 
 
 install: Callable[[str], None] = _nothing
+lane: Callable[[str], Any]
+"""Set by the registry: a framework's lane, made when it is first asked for."""
 current: Callable[[], tuple[Any, Any]] = _nobody
 
 

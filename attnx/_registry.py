@@ -397,3 +397,4 @@ def _is_ours(entry: Any) -> bool:
 
 registry = Registry(_settings.SETTINGS)
 _install.install = registry.install
+_install.lane = registry.lane

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from attnx import _install
 from attnx._alibi import Alibi
 from attnx._call import Call, CallClass
 from attnx._contract import MASK_KINDS, Backend, Capabilities, Far, Gradients, Reason, mask_kinds
@@ -61,6 +62,7 @@ __all__ = [
     "Transforms",
     "hookimpl",
     "hookspecs",
+    "lane",
     "mask_kinds",
 ]
 
@@ -104,6 +106,27 @@ class BackendSpec(NamedTuple):
     summary: str = ""
     install_hint: str = ""
     settings: tuple[str, ...] = ()
+
+
+def lane(framework: str) -> Lane:
+    """The lane of a framework that a registered plugin brings, for a backend that brings none.
+
+    A backend that computes on arrays of a known framework uses that framework's lane, says so in
+    `BackendSpec(framework=...)`, and asks for it in `load`: the framework is imported here.
+
+    Args:
+        framework: a name such as `"numpy"` or `"torch"`.
+
+    Raises:
+        UnavailableBackend: no registered plugin brings it, or its framework is not installed.
+
+    Example:
+        >>> from attnx import plugin
+        >>> plugin.ArrayBackend("mine", plugin.lane("numpy")).lane.name
+        'numpy'
+    """
+    found: Lane = _install.lane(framework)
+    return found
 
 
 def __getattr__(name: str) -> Any:

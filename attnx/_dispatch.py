@@ -12,7 +12,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnx import _interop
-from attnx._choice import Choice
+from attnx._choice import NOBODY, Choice
 from attnx._loading import say
 from attnx._registry import registry
 from attnx.errors import (
@@ -20,16 +20,19 @@ from attnx.errors import (
     AttnxError,
     AttnxWarning,
     FallbackWarning,
+    PluginError,
     UnavailableBackend,
     UnknownBackend,
     UnsupportedError,
 )
-from attnx.plugin import Backend, Call, CallClass, Gradients, Lane, Reason
+from attnx.plugin import Backend, Call, CallClass, Gradients, Lane, Ranking, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["Candidate", "Explanation", "Plan", "explain_choice", "lane_of", "make_plan"]
+__all__ = [
+    "Candidate", "Explanation", "Plan", "explain_choice", "lane_of", "make_plan", "warn",
+]  # fmt: skip
 
 
 class Candidate(NamedTuple):
@@ -39,7 +42,8 @@ class Candidate(NamedTuple):
         name: as registered.
         reasons: why it cannot do the call; empty when it can.
         chosen: whether it computes.
-        note: the route it would take, how arrays reach it, or why it is not available.
+        note: the route it would take, how arrays reach it and what a policy knows of it; or why it
+            is not available.
     """
 
     name: str
@@ -53,7 +57,7 @@ class Explanation(NamedTuple):
 
     Attributes:
         choice: the backend that computes, or None.
-        why: who chose it.
+        why: who chose it; a policy by its plugin's name.
         route: its kernel route, or None.
         exchange: how arrays reach it and come back, or None when they need not move.
         candidates: every registered backend, with its reasons.
@@ -69,14 +73,15 @@ class Explanation(NamedTuple):
 
     def __rich__(self) -> Any:
         """The table."""
+        from rich.markup import escape
         from rich.table import Table
 
-        title = f"{self.choice or 'no backend can do this call'} ({self.why})"
+        title = escape(f"{self.choice or 'no backend can do this call'} ({self.why})")
         table = Table("backend", "", "route or reason", title=title, title_justify="left")
         for candidate in self.candidates:
             text = "; ".join(map(str, candidate.reasons)) or candidate.note
             mark = "chosen" if candidate.chosen else "no" if candidate.reasons else "could"
-            table.add_row(candidate.name, mark, text)
+            table.add_row(escape(candidate.name), mark, escape(text))
         return table
 
     def __str__(self) -> str:
@@ -124,7 +129,7 @@ class Plan:
             return run
 
         def told(*arguments: Any) -> Any:
-            _warn(self._warning, FallbackWarning)
+            warn(self._warning, FallbackWarning)
             return run(*arguments)
 
         return told
@@ -158,6 +163,7 @@ def lane_of(q: Any, name: str = "q") -> Lane:
         raise ArgumentTypeError(
             f"{name}: expected an array of a registered framework ({', '.join(known)}), "
             f"got {kind.__module__}.{kind.__qualname__}"
+            f"{registry.blocked(kind.__module__.split('.')[0])}"
         )
     return lane
 
@@ -171,8 +177,13 @@ def _examine(item: Any, cls: CallClass, choice: Choice) -> tuple[Backend | None,
         note = "" if reasons else _route(backend, cls)
     except UnknownBackend as error:
         raise UnknownBackend(f"{error} (asked by {choice.source})") from None
-    except Exception as error:
-        why = str(error) if isinstance(error, UnavailableBackend) else f"it failed: {say(error)}"
+    except (Exception, SystemExit) as error:
+        if registry.settings.strict and isinstance(error, PluginError):
+            raise
+        why = str(error)
+        if not isinstance(error, UnavailableBackend):
+            why = f"it failed: {say(error)}"
+            registry.fail_backend(name, "reasons or route", error)
         reason = Reason("backend", name, "not available here", why)
         return None, Candidate(name, (reason,), False, why)
     return (None if reasons else backend), Candidate(name, reasons, False, note)
@@ -192,22 +203,42 @@ def _route(backend: Backend, cls: CallClass) -> str:
     return f"{route}; {exchange}" if exchange else route
 
 
-def _candidates(choice: Choice, cls: CallClass) -> list[Any]:
+class _Asked(NamedTuple):
+    """Who is asked in turn, who decided that, and what is known of them."""
+
+    items: list[Any]
+    why: str
+    notes: Mapping[str, str]
+
+
+def _candidates(choice: Choice, cls: CallClass, *, explaining: bool) -> _Asked:
     if choice.backends is not None:
-        return list(choice.backends)
+        return _Asked(list(choice.backends), choice.source, {})
     native = registry.native(cls.framework)
-    ranked = _rank(cls, native)
-    return native[:1] if ranked is None else [name for name in ranked if name in registry.specs]
+    ranked = _rank(cls, native, explaining=explaining)
+    if ranked is None:
+        return _Asked(native[:1], choice.source, {})
+    plugin, ranking = ranked
+    why = f"the plugin {plugin!r}" + (f": {ranking.why}" if ranking.why else "")
+    if choice.source != NOBODY.source:
+        why = f"{choice.source}; {why}"
+    order = [name for name in ranking.order if name in registry.specs]
+    return _Asked(order, why, ranking.notes or {})
 
 
-def _rank(cls: CallClass, names: list[str]) -> list[str] | None:
+def _rank(cls: CallClass, names: list[str], *, explaining: bool) -> tuple[str, Ranking] | None:
     """The first order that a plugin gives; one that fails is told of and passed over."""
-    for plugin, ranked in _each("attnx_rank", call=cls, candidates=list(names)):
+    for plugin, ranked in _each(
+        "attnx_rank", call=cls, candidates=list(names), explaining=explaining
+    ):
         if ranked is None:
             continue
-        if isinstance(ranked, (list, tuple)) and all(isinstance(name, str) for name in ranked):
-            return list(ranked)
-        _warn(f"attnx_rank of {plugin!r} gave {ranked!r}, not a list of names", AttnxWarning)
+        ranking = ranked if isinstance(ranked, Ranking) else Ranking(ranked)
+        order = ranking.order
+        if isinstance(order, (list, tuple)) and all(isinstance(name, str) for name in order):
+            return plugin, ranking
+        registry.fail_hook(plugin, "attnx_rank", f"gave {order!r}, not a list of names")
+        warn(f"attnx_rank of {plugin!r} gave {order!r}, not a list of names", AttnxWarning)
     return None
 
 
@@ -217,12 +248,14 @@ def _each(hook: str, **arguments: Any) -> Iterator[tuple[str, Any]]:
         try:
             answer = ask(**arguments)
         except Exception as error:
-            _warn(f"{hook} of {plugin!r} failed: {say(error)}", AttnxWarning)
+            if registry.settings.strict:
+                raise
+            warn(f"{hook} of {plugin!r} failed: {say(error)}", AttnxWarning)
         else:
             yield plugin, answer
 
 
-def _warn(text: str, category: type[Warning]) -> None:
+def warn(text: str, category: type[Warning] = AttnxWarning) -> None:
     """Warn at the first line outside attnx, however deep the call stands."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("attnx."):
@@ -230,8 +263,8 @@ def _warn(text: str, category: type[Warning]) -> None:
     warnings.warn(text, category, stacklevel=level)
 
 
-def make_plan(choice: Choice, cls: CallClass) -> Plan:
-    """Choose a backend for a class of calls.
+def make_plan(choice: Choice, cls: CallClass, *, observed: bool = True) -> Plan:
+    """Choose a backend for a class of calls; observers see it unless it serves no user's call.
 
     Raises:
         UnsupportedError: none of those asked for can do it; with reasons and alternatives (S8.2).
@@ -250,8 +283,9 @@ def make_plan(choice: Choice, cls: CallClass) -> Plan:
     if backend is None:
         raise _refusal(explanation, choice, cls)
     plan = Plan(backend, cls, explanation, _interop.exchange(backend, cls), warning)
-    for _ in _each("attnx_planned", plan=plan, explanation=explanation):
-        pass
+    if observed:
+        for _ in _each("attnx_planned", plan=plan, explanation=explanation):
+            pass
     return plan
 
 
@@ -265,7 +299,7 @@ def _decide(
 ) -> tuple[Explanation, Backend | None]:
     chosen: Backend | None = None
     seen: dict[str, Candidate] = {}
-    asked = _candidates(choice, cls)
+    asked, why, notes = _candidates(choice, cls, explaining=everyone)
     for item in asked:
         backend, candidate = _examine(item, cls, choice)
         if backend is not None and chosen is None:
@@ -278,9 +312,13 @@ def _decide(
         for name in registry.names():
             if name not in seen:
                 seen[name] = _examine(name, cls, choice)[1]
+    for name in notes.keys() & seen.keys():
+        if not seen[name].reasons:
+            note = f"{seen[name].note}; {notes[name]}"
+            seen[name] = seen[name]._replace(note=note)
     explanation = Explanation(
         choice=None if chosen is None else chosen.name,
-        why=choice.source,
+        why=why,
         route=None if chosen is None else chosen.route(_interop.local(chosen, cls)),
         exchange=None if chosen is None else _interop.describe(chosen, cls),
         candidates=tuple(seen.values()),
@@ -312,7 +350,7 @@ def _refusal(explanation: Explanation, choice: Choice, cls: CallClass) -> AttnxE
     what = "; ".join(str(UnsupportedError.because(c.name, *c.reasons)) for c in refused)
     hint = f"; {', '.join(map(repr, others))} could" if others else "; no installed backend could"
     return UnsupportedError(
-        f"{what or f'no backend for {cls.framework} arrays'}{hint} (asked by {choice.source})",
+        f"{what or f'no backend for {cls.framework} arrays'}{hint} (asked by {explanation.why})",
         backend=refused[0].name if len(refused) == 1 else None,
         reasons=tuple(reason for c in refused for reason in c.reasons),
         alternatives=others,

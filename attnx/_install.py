@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-__all__ = ["arrivals", "early", "first_mask", "followers", "look", "tell", "waiting"]
+__all__ = ["arrivals", "early", "first_mask", "followers", "look", "ranked", "tell", "waiting"]
 
 waiting: dict[str, str] = {"jax": "jax", "torch._dynamo": "torch"}
 """Modules that want a lane early and have not been imported in this process yet, and whose lane."""
@@ -34,6 +34,10 @@ arrivals: dict[str, Callable[[str], None]] = {}
 
 followers: dict[str, Callable[[Any, Any], None]] = {}
 """By framework: `follow(choice of this thread or task, or None; the process's default)`."""
+
+
+policies: int = 0
+"""How often a plugin that ranks backends came or went."""
 
 
 def _nothing(framework: str) -> None:
@@ -111,7 +115,22 @@ class _Finder:
         loader.exec_module = exec_module
 
 
+def ranked() -> None:
+    """A policy came or went: what lanes follow is another choice from now on."""
+    global policies
+    policies += 1
+    tell()
+
+
+def asked() -> tuple[Any, Any]:
+    """What lanes follow: the choice and the default; with policies, as of their last change."""
+    choice, default = current()
+    if not policies:
+        return choice, default
+    return None if choice is None else (choice, policies), (default, policies)
+
+
 def tell() -> None:
     """Tell the lanes that follow it which backend is chosen now."""
     for follow in followers.values():
-        follow(*current())
+        follow(*asked())

@@ -9,13 +9,17 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from attnx._diagnosis import say
 from attnx.errors import UnavailableBackend
-from attnx.plugin import Backend, BackendSpec, Capabilities, Lane
+from attnx.plugin import SUPPORTED_API_VERSIONS, Backend, BackendSpec, Capabilities, Lane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["check_specs", "framework", "is_a", "load", "load_lane", "say", "with_its_own"]
+__all__ = [
+    "check_specs", "framework", "is_a", "load", "load_lane", "other_version", "say",
+    "with_its_own",
+]  # fmt: skip
 
 TEXTS = ("name", "framework", "summary", "install_hint")
 LISTS = ("array_types", "requires", "settings")
@@ -38,11 +42,25 @@ def check_specs(specs: Iterable[Any]) -> list[BackendSpec]:
         wrong += [name for name in LISTS if not _are_texts(getattr(spec, name))]
         wrong += ["load"] * (not callable(spec.load))
         wrong += ["lane"] * (spec.lane is not None and not callable(spec.lane))
+        wrong += ["api_version"] * (type(spec.api_version) is not int)  # True is no version 1
         wrong += ["name"] * (not spec.name)
         if wrong:
             name = wrong[0]
             raise TypeError(f"BackendSpec.{name}: got {getattr(spec, name)!r} in {spec.name!r}")
     return checked
+
+
+def other_version(spec: BackendSpec) -> tuple[str, str] | None:
+    """What to say of a version of the contract that is not supported, and what to do about it."""
+    known, version = SUPPORTED_API_VERSIONS, spec.api_version
+    if version in known:
+        return None
+    told = f"versions {known[0]} to {known[-1]}" if len(known) > 1 else f"version {known[0]}"
+    return (
+        f"backend {spec.name!r} was written for version {version} of the plugin contract; this "
+        f"attnx supports {told}",
+        "update attnx" if version > known[-1] else "update the plugin",
+    )
 
 
 def _are_texts(value: Any) -> bool:
@@ -110,12 +128,6 @@ def is_a(array: Any, dotted: str) -> bool:
     module, _, name = dotted.rpartition(".")
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(array, kind)
-
-
-def say(error: BaseException) -> str:
-    """An error on one line."""
-    lines = f"{type(error).__name__}: {error}".strip().splitlines()
-    return lines[0].removesuffix(": ")
 
 
 def with_its_own(function: Callable[..., Any], names: Sequence[str], **arguments: Any) -> Any:

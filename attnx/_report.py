@@ -47,19 +47,27 @@ def get_backend(name: str) -> Backend:
 def doctor() -> tuple[Record, ...]:
     """What was found while collecting plugins and loading every backend: one record a finding.
 
+    Strict settings (`ATTNX_STRICT_PLUGINS=1`) raise nothing here. The command `attnx doctor` makes
+    some calls on each backend as well.
+
     Example:
         >>> import attnx
         >>> {r.status for r in attnx.doctor() if r.subject == "numpy"}
         {'ok'}
     """
+    with registry.tolerant():
+        infos = backends()
+        for info in infos:
+            if info.capabilities is not None:
+                registry.install(info.framework)
     found = []
-    for info in backends():
+    for info in infos:
         if info.status == "unavailable":
             spec = registry.specs[info.name]
             found.append(
                 Record(
                     info.name, "unavailable", info.reason or "", spec.install_hint,
-                    info.distribution,
+                    info.distribution, registry.owner(info.name),
                 )
             )  # fmt: skip
     return (*registry.records, *found)

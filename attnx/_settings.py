@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["SETTINGS", "Settings", "read", "unknown"]
+__all__ = ["KNOWN", "SETTINGS", "Settings", "nearest", "read", "unknown"]
 
-KNOWN = ("ATTNX_BACKEND", "ATTNX_PLUGINS", "ATTNX_STRICT_PLUGINS")
+KNOWN = ("ATTNX_BACKEND", "ATTNX_PLUGINS", "ATTNX_POLICY", "ATTNX_STRICT_PLUGINS")
 
 
 class Settings(NamedTuple):
@@ -27,6 +27,7 @@ class Settings(NamedTuple):
         block: names of `ATTNX_PLUGINS` written with a leading `-`.
         strict: `ATTNX_STRICT_PLUGINS=1`: a fault of a plugin raises.
         given: every `ATTNX_*` name that is set.
+        policy: `ATTNX_POLICY`: the policy that chooses where nothing was asked for, or None.
     """
 
     backend: str | tuple[str, ...] | None
@@ -34,6 +35,11 @@ class Settings(NamedTuple):
     block: frozenset[str]
     strict: bool
     given: tuple[str, ...]
+    policy: str | None = None
+
+    def blocks(self, plugin: str) -> bool:
+        """Whether an installed plugin is not to be imported; a block is stronger than a leave."""
+        return plugin in self.block or (self.allow is not None and plugin not in self.allow)
 
 
 def read(environment: Mapping[str, str]) -> Settings:
@@ -43,31 +49,35 @@ def read(environment: Mapping[str, str]) -> Settings:
         >>> read({"ATTNX_PLUGINS": "-slow"}).block
         frozenset({'slow'})
     """
-    names = [n.strip() for n in environment.get("ATTNX_PLUGINS", "").split(",") if n.strip()]
-    allow = frozenset(n for n in names if not n.startswith("-"))
-    backends = tuple(
-        n.strip() for n in environment.get("ATTNX_BACKEND", "").split(",") if n.strip()
-    )
+    names = _names(environment.get("ATTNX_PLUGINS", ""))
+    backends = tuple(_names(environment.get("ATTNX_BACKEND", "")))
+    block = (n[1:].strip() for n in names if n.startswith("-"))
     return Settings(
         backend=backends[0] if len(backends) == 1 else backends or None,
-        allow=allow or None,
-        block=frozenset(n[1:] for n in names if n.startswith("-")),
-        strict=environment.get("ATTNX_STRICT_PLUGINS", "") not in ("", "0"),
+        allow=frozenset(n for n in names if not n.startswith("-")) or None,
+        block=frozenset(n for n in block if n),
+        strict=environment.get("ATTNX_STRICT_PLUGINS", "").strip() not in ("", "0"),
         given=tuple(sorted(n for n in environment if n.startswith("ATTNX_"))),
+        policy=environment.get("ATTNX_POLICY", "").strip() or None,
     )
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def unknown(settings: Settings, declared: Iterable[str]) -> list[tuple[str, str | None]]:
     """Names that are set and that nobody reads, each with the nearest known one."""
     known = {*KNOWN, *declared}
-    found = []
-    for name in settings.given:
-        if name not in known:
-            import difflib
+    return [(name, nearest(name, known)) for name in settings.given if name not in known]
 
-            near = difflib.get_close_matches(name, sorted(known), n=1)
-            found.append((name, near[0] if near else None))
-    return found
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The name that was perhaps meant, or None."""
+    import difflib
+
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return near[0] if near else None
 
 
 SETTINGS = read(os.environ)

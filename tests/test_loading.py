@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import attnx
-from attnx import plugin
+from attnx import _loading, plugin
 from attnx._registry import registry
 from attnx.errors import ArgumentTypeError, PluginError, UnavailableBackend, UnknownBackend
 
@@ -69,6 +69,9 @@ def raising(error: BaseException) -> Callable[..., Any]:
         (lambda: [spec(requires=(1,))], "TypeError: BackendSpec.requires: got (1,) in 'bad'"),
         (lambda: [spec(settings=None)], "TypeError: BackendSpec.settings: got None in 'bad'"),
         (lambda: [spec(framework=None)], "TypeError: BackendSpec.framework: got None in 'bad'"),
+        (lambda: [spec(api_version="1")], "TypeError: BackendSpec.api_version: got '1' in 'bad'"),
+        (lambda: [spec(api_version=True)], "TypeError: BackendSpec.api_version: got True in 'bad'"),
+        (lambda: [spec(api_version=1.0)], "TypeError: BackendSpec.api_version: got 1.0 in 'bad'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
@@ -91,20 +94,33 @@ def test_ctrl_c_in_a_hook_is_not_swallowed(plug: Plug) -> None:
     registry.manager.unregister(name="interrupted")
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize(("version", "remedy"), [(0, "update the plugin"), (99, "update attnx")])
 def test_another_version_of_the_contract_is_refused_with_both_numbers(
-    version: Any, plug: Plug
+    version: int, remedy: str, plug: Plug
 ) -> None:
     with pytest.raises(PluginError, match="plugin 'future'"):
         plug("future", spec(api_version=version))
     (record,) = records("bad")
-    assert (record.status, record.remedy) == ("refused", "update the plugin or attnx")
+    assert (record.status, record.remedy) == ("refused", remedy)
     assert record.detail == (
         f"backend 'bad' was written for version {version} of the plugin contract; this attnx "
-        "supports 1 to 1"
+        "supports version 1"
     )
     with pytest.raises(UnknownBackend):
         attnx.get_backend("bad")
+
+
+def test_a_plugin_that_names_no_version_stays_with_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it will be when there are two: who wrote for version 1 need not have said so."""
+    monkeypatch.setattr(_loading, "SUPPORTED_API_VERSIONS", range(1, 3))
+    assert spec().api_version == 1
+    assert _loading.other_version(spec()) is None
+    assert _loading.other_version(spec(api_version=2)) is None
+    detail, remedy = _loading.other_version(spec(api_version=3)) or ("", "")
+    assert detail.endswith("version 3 of the plugin contract; this attnx supports versions 1 to 2")
+    assert remedy == "update attnx"
 
 
 def wrong_lane() -> Any:

@@ -99,8 +99,12 @@ DETAILS = {
     "multiline": ("failed", "RuntimeError: one"),
     "no_module": ("failed", "ModuleNotFoundError: No module named 'attnx_bad_no_module'"),
     "no_attribute": ("failed", "AttributeError: module 'numbers' has no attribute 'plugin'"),
-    "unknown_hook": ("failed", "PluginValidationError: "),
-    "wrong_argument": ("failed", "PluginValidationError: "),
+    "unknown_hook": (
+        "failed", "attnx_bakends is no hook of attnx; did you mean attnx_backends?"
+    ),
+    "wrong_argument": (
+        "failed", "Plugin 'wrong_argument' for hook 'attnx_planned' hookimpl definition: "
+    ),
     "hook_raises": ("failed", "OSError: no"),
     "hook_exits": ("failed", "SystemExit"),
     "hook_gives_none": ("failed", "TypeError: 'NoneType' object is not iterable"),
@@ -111,7 +115,7 @@ DETAILS = {
     "future": (
         "refused",
         "backend 'future' was written for version 99 of the plugin contract; this attnx supports "
-        "1 to 1",
+        "version 1",
     ),
     "noisy_attributes": ("failed", "RuntimeError: "),
 }  # fmt: skip
@@ -166,7 +170,8 @@ def test_no_broken_plugin_breaks_an_import_a_call_or_another_plugin(
         distribution, said = found[name, status]
         assert distribution == "attnx-bad 2.5"
         assert said.startswith(detail), name
-    assert found["numpy", "refused"][1] == "the name is taken by the plugin 'numpy'"
+    taken = "the name is taken by the plugin 'numpy' of attnx "
+    assert found["numpy", "refused"][1].startswith(taken)
     assert found["numpy", "ok"][0].startswith("attnx ")
 
 
@@ -232,11 +237,10 @@ def test_a_name_is_its_first_owners(plug: Plug, marked: Callable[..., Any]) -> N
     with pytest.raises(PluginError, match="the name is taken by the plugin 'numpy'"):
         plug("second", spec("twice", load=lambda: "never asked"), spec("numpy"))
     assert attnx.get_backend("twice") is first
-    said = {(r.subject, r.detail) for r in registry.records if r.status == "refused"}
-    assert said == {
-        ("twice", "the name is taken by the plugin 'twice'"),
-        ("numpy", "the name is taken by the plugin 'numpy'"),
-    }
+    said = {r.subject: r.detail for r in registry.records if r.status == "refused"}
+    assert said["twice"] == "the name is taken by the plugin 'twice'"
+    assert said["numpy"].startswith("the name is taken by the plugin 'numpy' of attnx ")
+    assert not registry.manager.has_plugin("second")
 
 
 def test_registering_twice_and_taking_out_what_is_not_there_raise(plug: Plug) -> None:
@@ -298,4 +302,5 @@ def test_every_backend_is_described(tmp_path: Path) -> None:
         assert info.array_types
         assert (info.status == "available") == bool(info.devices)
         assert (info.status == "available") == (info.reason is None)
-    assert {record.status for record in attnx.doctor()} <= {"ok", "unavailable"}
+    # A machine that is slow or cold is warned of.
+    assert {record.status for record in attnx.doctor()} <= {"ok", "unavailable", "warning"}

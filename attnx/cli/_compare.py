@@ -23,6 +23,7 @@ from attnx.cli._options import (
     causal_value,
     console,
     one_line_errors,
+    output_kept_clean,
     progress_bar,
 )
 from attnx.cli._records import plain
@@ -81,8 +82,9 @@ def compare(
     inputs = read_sample() if file is None else read_file(file)
     options = Options(causal_value(causal), layout, scale, softcap)
     request = Request(inputs.arrays, options, seed, repeat)
-    _check_call(inputs, request)
-    infos = chosen(backend, os.environ.get("ATTNX_BACKEND"), attnx.backends())
+    with output_kept_clean():
+        _check_call(inputs, request)
+        infos = chosen(backend, os.environ.get("ATTNX_BACKEND"), attnx.backends())
     rows = run_all(request, infos, timeout)
     if as_json:
         typer.echo(json.dumps(_report(inputs, request, rows), indent=2))

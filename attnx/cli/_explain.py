@@ -11,7 +11,14 @@ import numpy as np
 import typer
 
 import attnx
-from attnx.cli._options import ALIGNMENTS, causal_value, console, integers, one_line_errors
+from attnx.cli._options import (
+    ALIGNMENTS,
+    causal_value,
+    console,
+    integers,
+    one_line_errors,
+    output_kept_clean,
+)
 from attnx.cli._records import explanation_record
 from attnx.errors import ArgumentError, ArgumentTypeError, UnavailableBackend
 
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
 
     from attnx.plugin import Lane
 
-__all__ = ["explain"]
+__all__ = ["DTYPES", "explain", "lane_named", "zeros"]
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 Text = Annotated[str | None, typer.Option(show_default=False)]
@@ -76,16 +83,17 @@ def explain(
 
         attnx explain --shape 2,8,512,64 --window 127,0 --lengths 500,320 --gradient --json
     """
-    lane = _lane(framework)
+    with output_kept_clean():
+        lane = lane_named(framework)
     shapes = _shapes(shape, q, k, v)
-    arrays = [_zeros(lane, size, dtype) for size in shapes]
+    arrays = [zeros(lane, size, dtype) for size in shapes]
     masks: list[attnx.masks.Mask] = []
     if window is not None:
         masks.append(_window(window, causal_value(causal)))
     if lengths is not None:
         masks.append(_lengths(integers("--lengths", lengths), shapes[0]))
     if mask is not None:
-        masks.append(attnx.Dense(_zeros(lane, integers("--mask", mask), "bool")))
+        masks.append(attnx.Dense(zeros(lane, integers("--mask", mask), "bool")))
     combined = functools.reduce(operator.and_, masks) if masks else None
     beside = bias_dtype or dtype
     heads = shapes[0][-2 if layout == "bshd" else -3] if len(shapes[0]) > 2 else 1
@@ -93,8 +101,8 @@ def explain(
         *arrays,
         mask=combined,
         causal=causal_value(causal),
-        bias=None if bias is None else _zeros(lane, integers("--bias", bias), beside),
-        sinks=_zeros(lane, (heads,), beside) if sinks else None,
+        bias=None if bias is None else zeros(lane, integers("--bias", bias), beside),
+        sinks=zeros(lane, (heads,), beside) if sinks else None,
         scale=scale,
         softcap=softcap,
         layout=layout,
@@ -111,7 +119,7 @@ def explain(
         raise typer.Exit(1)
 
 
-def _lane(framework: str) -> Lane:
+def lane_named(framework: str) -> Lane:
     """The lane of a framework, from any backend of it that loads here."""
     infos = attnx.backends()
     mine = [info for info in infos if framework in (info.framework, info.name)]
@@ -166,7 +174,7 @@ def _lengths(counts: tuple[int, ...], q: tuple[int, ...]) -> attnx.Lengths:
     return attnx.Lengths(array.tolist())
 
 
-def _zeros(lane: Lane, shape: tuple[int, ...], dtype: str) -> Any:
+def zeros(lane: Lane, shape: tuple[int, ...], dtype: str) -> Any:
     """An array of the framework; only its shape and dtype are looked at."""
     array: NDArray[Any] = np.zeros(shape, _dtype(dtype))
     made = lane.from_numpy(array)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +33,7 @@ __all__ = [
     "integers",
     "interrupted_by_termination",
     "one_line_errors",
+    "output_kept_clean",
     "progress_bar",
 ]
 
@@ -87,9 +88,19 @@ def check_writable(path: Path | None) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        there = path.exists()
         path.open("a", encoding="utf-8").close()
+        if not there:  # what fails later leaves no empty file
+            path.unlink()
     except OSError as error:
         raise ArgumentError(f"cannot write {path}: {error.strerror}") from None
+
+
+@contextmanager
+def output_kept_clean() -> Iterator[None]:
+    """What plugins print while they are loaded goes to standard error, not among the answer."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 @contextmanager

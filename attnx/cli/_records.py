@@ -61,8 +61,7 @@ def backend_record(info: BackendInfo) -> dict[str, Any]:
 
 def doctor_record(record: Record) -> dict[str, Any]:
     """One finding of the doctor."""
-    names = ("subject", "status", "detail", "remedy", "distribution")
-    return {name: plain(getattr(record, name)) for name in names}
+    return {name: plain(getattr(record, name)) for name in record._fields}
 
 
 def explanation_record(explanation: Explanation) -> dict[str, Any]:

@@ -113,8 +113,8 @@ def capabilities_text(capabilities: Capabilities) -> str:
     return "\n".join(lines)
 
 
-def print_doctor(screen: Console, records: Sequence[Record]) -> None:
-    """The table of `attnx doctor`."""
+def print_doctor(screen: Console, records: Sequence[Record], verbose: bool = False) -> None:
+    """The table of `attnx doctor`, and the tracebacks if asked."""
     table = Table()
     for name in ("subject", "status", "what was found", "what to do", "from"):
         table.add_column(name, overflow="fold")
@@ -127,6 +127,9 @@ def print_doctor(screen: Console, records: Sequence[Record]) -> None:
             escape(record.distribution or "-"),
         )
     screen.print(table)
+    for record in records:
+        if verbose and record.traceback:
+            screen.print(escape(f"{record.subject}: {record.detail}\n{record.traceback}"))
 
 
 def _coloured(status: str) -> str:

@@ -7,7 +7,6 @@ without a check, because frameworks put tracers and placeholders where its array
 
 from __future__ import annotations
 
-import math
 import numbers
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
@@ -144,10 +143,12 @@ def _slopes(slopes: Any) -> Any:
             "Alibi: slopes: expected an array (Hq,) or a sequence of Hq numbers, one a query head, "
             f"got {type(slopes).__name__}"
         )
+    # A slope may be a symbol to a compiler, which guards comparisons with plain numbers alone.
+    greatest: Any = 1.7976931348623157e308
     for slope in slopes:
         if isinstance(slope, bool) or not isinstance(slope, numbers.Real):
             raise ArgumentTypeError(f"Alibi: slopes: expected numbers, got {slope!r} in the list")
-        if not math.isfinite(slope):
+        if not -greatest <= slope <= greatest:
             raise ArgumentError(f"Alibi: slopes: expected finite numbers, got {slope!r}")
     return tuple([float(slope) for slope in slopes])
 

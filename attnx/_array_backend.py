@@ -98,6 +98,14 @@ class ArrayBackend(Backend):
         xp = self.xp
         return all(bool(xp.all(xp.isfinite(a))) for a in arrays)
 
+    def careful(self, call: Call, *arrays: Any) -> bool:
+        """Whether something is hidden that may hold NaN or inf: then products keep to S4."""
+        hides = call.mask is not None or call.bias is not None
+        return hides and not call.assume_finite and not self.finite(*arrays)
+
+    def settle(self, call: Call, *arrays: Any) -> None:
+        """After each tile, what it added to: a lazy framework computes it here, or holds all."""
+
     def softmax_step(self, s: Any, shown: Any, m: Any, total: Any) -> tuple[Any, Any, Any, Any]:
         """One step of the online softmax.
 
@@ -227,7 +235,7 @@ class ArrayBackend(Backend):
             out = self.lane.full((*shape, call.Dv), 0.0, q.dtype, like=q)
             return out, self.lane.full(shape, 0.0, acc, like=q)
         with self.lane.quiet():
-            careful = not call.assume_finite and not self.finite(q, k, v)
+            careful = self.careful(call, q, k, v)
             parts = [
                 self._query_block(ops.cast(xp, q[:, :, i0:i1, :], acc), k, v, call, tiles, careful)
                 for i0, i1, tiles in self.plan_tiles(call, q)
@@ -248,6 +256,7 @@ class ArrayBackend(Backend):
             drop = self.dropout(call, tile, q)
             p = p if drop is None else p * drop
             out = out * factor + ops.seen_product(xp, p, values, shown if careful else None)
+            self.settle(call, out, *rows)
         total = self._safe_total(rows, call)
         out = xp.where(rows.seen, out / total, xp.zeros_like(out))
         return out, (rows.m + xp.log(total))[..., 0]
@@ -288,7 +297,7 @@ class ArrayBackend(Backend):
         sums = Sums(self.lane, call, self.block_sizes(call)[1], q)
         acc = ops.accumulator(xp, call.dtype)
         with self.lane.quiet():
-            careful = not call.assume_finite and not self.finite(q, k, v, d_out)
+            careful = self.careful(call, q, k, v, d_out)
             steep = self.steep(lse, call)
             for i0, i1, tiles in self.plan_tiles(call, q):
                 rows, o, d_o = (ops.cast(xp, x[:, :, i0:i1, :], acc) for x in (q, out, d_out))
@@ -341,6 +350,7 @@ class ArrayBackend(Backend):
             p = p if drop is None else p * drop
             sums.add_keys(tile, dk, ops.seen_product_t(xp, p, d_out, call.Hk, met))
             sums.add_bias(tile, ds)
+            self.settle(call, dq, *sums.added(tile))
         sums.end_rows(dq, None if call.sinks is None else self._sink_flow(block, seen, call))
 
     def _sink_flow(self, block: Block, seen: Any, call: Call) -> Any:

@@ -28,6 +28,7 @@ __all__ = [
     "check_sizes",
     "check_tokens",
     "check_truncation",
+    "picked",
     "placed",
     "poisoned",
     "readable",
@@ -35,6 +36,9 @@ __all__ = [
     "sliceable",
     "within",
 ]
+
+LOST = -(1 << 30)
+"""The length of a sequence that there never was: below 0 however many tokens come."""
 
 NOT_PIECEWISE = ("mask", "bias", "dropout", "return_lse", "chunk")
 
@@ -106,7 +110,8 @@ def check_queries(lane: Lane, cache: KVCache, q: Any, causal: Any, options: dict
     n = _check_array(lane, cache, "q", q, cache.k, f"(*B, {middle}, D)")
     if "layout" in options:
         raise ArgumentError(f"layout: a cache has its own, {cache.layout!r}; leave it out")
-    if causal not in ("bottom_right", False) or (causal is False and cache.window is not None):
+    named = isinstance(causal, str) and causal == "bottom_right"
+    if not named and (causal is not False or cache.window is not None):
         raise ArgumentError(
             "causal: expected 'bottom_right', the last query standing at the last token"
             + (", " if cache.window is not None else ", or False, ")
@@ -115,7 +120,7 @@ def check_queries(lane: Lane, cache: KVCache, q: Any, causal: Any, options: dict
     if cache.window is None:
         return n
     bias = options.get("bias")
-    if bias is not None and (isinstance(bias, Alibi) or bias.shape[-1] != 1):
+    if isinstance(bias, Alibi) or tuple(getattr(bias, "shape", ()))[-1:] not in ((), (1,)):
         raise ArgumentError(
             "bias: in a rolling cache slots are no positions, so a bias over keys has no meaning; "
             "use a cache without a window, and the mask Window"
@@ -198,7 +203,7 @@ def _per_sequence(lane: Lane, cache: KVCache, name: str, given: Any) -> Any:
 
 def _integers(lane: Lane, cache: KVCache, name: str, given: Any) -> Any:
     if isinstance(given, (tuple, list)):
-        return lane.integers(tuple(given), cache.k)
+        return lane.integers(_listed(name, given), cache.k)
     if not lane.owns(given) or not lane.dtype_name(given).startswith(("int", "uint")):
         got = lane.dtype_name(given) if lane.owns(given) else type(given).__name__
         raise ArgumentTypeError(
@@ -206,6 +211,18 @@ def _integers(lane: Lane, cache: KVCache, name: str, given: Any) -> Any:
             f"got {got}"
         )
     return lane.integers(given, cache.k)
+
+
+def _listed(name: str, given: Any) -> tuple[Any, ...]:
+    """Nested tuples of Python integers, which an array would make of fractions and texts too."""
+    return tuple(
+        [
+            _listed(f"{name}[{n}]", x)
+            if isinstance(x, (tuple, list))
+            else check_integer(f"{name}[{n}]", x)
+            for n, x in enumerate(given)
+        ]
+    )
 
 
 def check_indices(lane: Lane, cache: KVCache, indices: Any) -> Any:
@@ -225,6 +242,15 @@ def check_indices(lane: Lane, cache: KVCache, indices: Any) -> Any:
     return index
 
 
+def picked(lane: Lane, cache: KVCache, index: Any) -> Any:
+    """The lengths of these sequences; namespaces wrap and clamp what is outside, so it is told."""
+    lengths = lane.xp.take(cache.lengths, index, axis=0)
+    if lane.readable(index):
+        return lengths
+    outside = (index < 0) | (index >= cache.lengths.shape[0])
+    return select(cache, outside, lane.xp.full_like(lengths, LOST), lengths)
+
+
 def check_truncation(lane: Lane, cache: KVCache, lengths: Any) -> Any:
     """The new lengths."""
     if cache.window is not None:
@@ -239,7 +265,7 @@ def check_truncation(lane: Lane, cache: KVCache, lengths: Any) -> Any:
                 f"{lane.to_numpy(new).tolist()} beside {lane.to_numpy(cache.lengths).tolist()}"
             )
         return new
-    return xp.maximum(xp.minimum(new, cache.lengths), xp.zeros_like(new))
+    return xp.minimum(xp.maximum(new, xp.zeros_like(new)), cache.lengths)
 
 
 def check_prefill(
@@ -297,8 +323,14 @@ def select(cache: KVCache, condition: Any, one: Any, other: Any) -> Any:
 
 
 def poisoned(cache: KVCache, answer: Any) -> Any:
-    """NaN for sequences that had more tokens than there was room for, which nobody could read."""
+    """NaN for sequences that nobody could read to be wrong.
+
+    They had more tokens than there was room for, or came from an index without a sequence.
+    """
     xp = lane_of(cache.k, "k").xp
     axes = (1,) * (answer.ndim - cache.lengths.ndim)
-    over = xp.reshape(cache.lengths > cache.capacity, (*cache.lengths.shape, *axes))
-    return xp.where(over, xp.full_like(answer, float("nan")), answer)
+    lost = cache.lengths < 0
+    if cache.window is None:
+        lost = lost | (cache.lengths > cache.capacity)
+    lost = xp.reshape(lost, (*cache.lengths.shape, *axes))
+    return xp.where(lost, xp.full_like(answer, float("nan")), answer)

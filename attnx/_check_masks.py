@@ -107,14 +107,14 @@ def check_mask(lane: Lane, mask: Any, q: Any, dims: Dims) -> Mask | None:
     if mask is None:
         return None
     if not isinstance(mask, masks.Mask):
-        return masks.Dense(_boolean(lane, "mask", mask, dims))
+        return masks.Dense(_boolean(lane, "mask", mask, q, dims))
 
     def canonical(node: Mask, field: str, leaf: Any) -> Any:
         name = f"{type(node).__name__}.{field}"
         if isinstance(node, masks.Dense):
-            return _boolean(lane, "mask", leaf, dims)
+            return _boolean(lane, "mask", leaf, q, dims)
         if isinstance(node, masks.BlockMask):
-            return _layout(lane, node, leaf, dims)
+            return _layout(lane, node, leaf, q, dims)
         length = dims.Lq if field in ("q", "q_pos", "q_ids") else dims.Lk
         if isinstance(node, (masks.Lengths, masks.Starts, masks.Prefix)):
             return _counts(lane, name, leaf, q, length, dims)
@@ -123,17 +123,27 @@ def check_mask(lane: Lane, mask: Any, q: Any, dims: Dims) -> Mask | None:
     return masks.map_leaves(mask, canonical)
 
 
-def _layout(lane: Lane, node: masks.BlockMask, leaf: Any, dims: Dims) -> Any:
+def _layout(lane: Lane, node: masks.BlockMask, leaf: Any, q: Any, dims: Dims) -> Any:
     """A layout of blocks with four axes, as many blocks as the call has."""
+    dtype = lane.dtype_name(leaf)
+    if dtype != "bool":
+        raise ArgumentTypeError(
+            f"BlockMask.layout: expected a boolean array (True = visible), got {dtype}; "
+            "write layout != 0"
+        )
     rows, columns = -(-dims.Lq // node.q_block), -(-dims.Lk // node.kv_block)
-    shape = tuple(leaf.shape)
-    if len(shape) >= 2 and (shape[-2] not in (1, rows) or shape[-1] not in (1, columns)):
+    blocks = dims._replace(Lq=rows, Lk=columns)
+    shape, full = tuple(leaf.shape), (*dims.batch, dims.Hq, rows, columns)[-max(dims.rank, 2) :]
+    fits = all(n in (1, m) for n, m in zip(shape[::-1], full[::-1], strict=False))
+    if len(shape) not in (2, len(full)) or not fits:
+        each = f" or (*B, Hq, query blocks, key blocks) = {full}" if len(full) > 2 else ""
         raise ArgumentError(
             f"BlockMask.layout: expected ({rows}, {columns}) blocks of {node.q_block} queries and "
-            f"{node.kv_block} keys, each axis 1 or full, for Lq={dims.Lq} and Lk={dims.Lk}, got "
-            f"shape {shape}"
+            f"{node.kv_block} keys, for Lq={dims.Lq} and Lk={dims.Lk}{each}, each axis 1 or full, "
+            f"got shape {shape}"
         )
-    return _boolean(lane, "BlockMask.layout", leaf, dims._replace(Lq=rows, Lk=columns))
+    _check_device(lane, "BlockMask.layout", leaf, q)
+    return four_axes(lane, "BlockMask.layout", leaf, blocks)
 
 
 def _counts(lane: Lane, name: str, leaf: Any, q: Any, length: int, dims: Dims) -> Any:
@@ -207,7 +217,18 @@ def _check_nested(name: str, leaf: Any) -> tuple[int, ...]:
     return (len(leaf), *shapes.pop()) if shapes else (0,)
 
 
-def _boolean(lane: Lane, name: str, array: Any, dims: Dims) -> Any:
+def _check_device(lane: Lane, name: str, array: Any, q: Any) -> None:
+    """By kind: which of several may meet is for the framework to say, and meta has no values."""
+    if lane.traced(q) or lane.traced(array):
+        return
+    got, wanted = (lane.device(x).partition(":")[0] for x in (array, q))
+    if got != wanted:
+        raise ArgumentError(
+            f"{name}: expected the device of q, {wanted}, got {got}; nothing is moved silently"
+        )
+
+
+def _boolean(lane: Lane, name: str, array: Any, q: Any, dims: Dims) -> Any:
     dtype = lane.dtype_name(array)
     if dtype != "bool":
         raise ArgumentTypeError(
@@ -218,4 +239,5 @@ def _boolean(lane: Lane, name: str, array: Any, dims: Dims) -> Any:
                 else "compare it to get booleans"
             )
         )
+    _check_device(lane, name, array, q)
     return four_axes(lane, name, array, dims)

@@ -95,7 +95,11 @@ def check_integer(name: str, value: Any, least: int | None = None, *, other: str
     """A Python or NumPy integer, of at least `least`; `other` says what else would do."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise ArgumentTypeError(f"{name}: expected an integer{other}, got {type(value).__name__}")
-    number = operator.index(value)
+    try:
+        number = operator.index(value)
+    except TypeError as error:  # an array of more than one number, or one that is traced
+        kind = type(value).__name__
+        raise ArgumentTypeError(f"{name}: expected an integer{other}, got {kind}") from error
     if least is not None and number < least:
         raise ArgumentError(f"{name}: expected an integer >= {least}, got {value}")
     return number

@@ -34,8 +34,8 @@ class KVCache:
 
     `KVCache.empty` makes one; `append`, `reorder` and `truncate` give a new record. NumPy, PyTorch
     and CuPy write into the slots that are there, so the record before is used up (PyTorch writes
-    into a copy while it records a gradient, or under `torch.func`). JAX's arrays never change:
-    donate the cache to `jax.jit` for the same effect.
+    into a copy while it records a gradient of slots or tokens, or under `torch.func`). JAX's
+    arrays never change: donate the cache to `jax.jit` for the same effect.
 
     Attributes:
         k: the keys, `(*B, Hk, capacity, D)`, or `(*B, capacity, Hk, D)` in the layout "bshd".
@@ -111,7 +111,7 @@ class KVCache:
         k = lane.full((*B, *middle, D), fill, like.dtype, like)
         v = lane.full((*B, *middle, D if Dv is None else Dv), fill, like.dtype, like)
         lengths = lane.integers(lane.full(B, 0, lane.xp.int32, like), like)
-        return cls(k, v, lengths, window, layout)
+        return cls(k, v, lengths, None if window is None else int(window), layout)
 
     @property
     def capacity(self) -> int:
@@ -212,7 +212,8 @@ class KVCache:
         """The cache with sequence `indices[b]` in place of sequence b, as beam search asks for.
 
         Args:
-            indices: integers of one axis; there may be more or fewer than sequences.
+            indices: integers of one axis; there may be more or fewer than sequences. Where they
+                cannot be read, `attend` gives NaN for one outside, or PyTorch raises.
 
         Raises:
             ArgumentError: a cache with other than one batch axis, or indices outside it.
@@ -227,8 +228,8 @@ class KVCache:
         """
         lane = lane_of(self.k, "k")
         index = checks.check_indices(lane, self, indices)
-        k, v, lengths = (lane.xp.take(x, index, axis=0) for x in (self.k, self.v, self.lengths))
-        return replace(self, k=k, v=v, lengths=lengths)
+        k, v = (lane.xp.take(x, index, axis=0) for x in (self.k, self.v))
+        return replace(self, k=k, v=v, lengths=checks.picked(lane, self, index))
 
     def truncate(self, lengths: Any) -> KVCache:
         """The cache with the first tokens of each sequence alone, as speculative decoding asks for.
@@ -313,7 +314,7 @@ class KVCache:
             found = attention(q, k, v, return_lse=return_lse, **options)
         else:
             found = prefill(q, k, v, chunk=chunk, return_lse=return_lse, **options)
-        if self.window is not None or lane.readable(self.lengths):
+        if lane.readable(self.lengths):
             return found
         if return_lse:
             return tuple(checks.poisoned(self, x) for x in found)

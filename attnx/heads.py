@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnx._api import attention_vjp
 from attnx._attention import attention
-from attnx._checks import FLOATING
+from attnx._checks import FLOATING, check_device, check_integer
 from attnx._dispatch import lane_of
 from attnx._weights import HeadWeights
 from attnx.errors import ArgumentError, ArgumentTypeError
@@ -173,13 +173,15 @@ def multi_head_attention_vjp(
     heads = _Heads(lane.detached(x), context, weights, num_heads, num_kv_heads, rotary)
     out, pullback = attention_vjp(*heads.projected(), layout="bshd", **options)
     y, shape = heads.mixed(out), tuple(out.shape)
-    flat = lane.xp.reshape(lane.xp.asarray(out, copy=True), heads.flat(out))
+    flat = lane.xp.reshape(lane.xp.astype(out, heads.x.dtype, copy=True), heads.flat(out))
 
     def pull(d_y: Any) -> HeadGradients:
         """Gradients for a cotangent of y."""
         heads.check_cotangent(d_y, y)
         d_out = lane.xp.reshape(heads.back(d_y, weights.wo), shape)
-        dq, dk, dv, d_bias, d_sinks = pullback(d_out)
+        # Under autocast the operation took another dtype than x has.
+        *parts, d_bias, d_sinks = pullback(lane.xp.astype(d_out, out.dtype, copy=False))
+        dq, dk, dv = (lane.xp.astype(d, d_out.dtype, copy=False) for d in parts)
         return heads.gradients(d_y, flat, (dq, dk, dv), (d_bias, d_sinks))
 
     return y, pull
@@ -194,13 +196,13 @@ class _Heads:
     ) -> None:  # fmt: skip
         self.lane: Lane = lane_of(x, "x")
         self.x, self.weights = x, weights
-        self.Hq, self.Hk = num_heads, num_heads if num_kv_heads is None else num_kv_heads
+        self.Hq = check_integer("num_heads", num_heads, 1)
+        self.Hk = (
+            self.Hq if num_kv_heads is None else check_integer("num_kv_heads", num_kv_heads, 1)
+        )
         _check(self.lane, x, context, weights, self.Hq, self.Hk)
         self.alone, self.rotary = context is None, rotary
-        if rotary is not None and not isinstance(rotary, Rotary):
-            raise ArgumentTypeError(
-                f"rotary: expected attnx.heads.Rotary(table, style), got {type(rotary).__name__}"
-            )
+        _check_rotary(rotary)
         self.context = x if context is None else context
 
     def projected(self) -> tuple[Any, Any, Any]:
@@ -292,15 +294,31 @@ class _Heads:
         return xp.astype(total, self.x.dtype)
 
 
+def _check_rotary(rotary: Any) -> None:
+    if rotary is None:
+        return
+    if not isinstance(rotary, Rotary):
+        raise ArgumentTypeError(
+            f"rotary: expected attnx.heads.Rotary(table, style), got {type(rotary).__name__}"
+        )
+    for name in ("table", "keys"):
+        table = getattr(rotary, name)
+        if not isinstance(table, RopeTable) and not (name == "keys" and table is None):
+            raise ArgumentTypeError(
+                f"rotary.{name}: expected a table of attnx.positions.rope_table, "
+                f"got {type(table).__name__}"
+            )
+
+
 def _check(lane: Lane, x: Any, context: Any, weights: HeadWeights, Hq: int, Hk: int) -> None:
     dtype = lane.dtype_name(x)
-    if x.ndim < 2 or dtype not in FLOATING:
-        raise ArgumentError(
-            f"x: expected a floating array (*B, Lq, E), got {dtype} of shape {tuple(x.shape)}"
+    if isinstance(x, lane.refused_types) or dtype not in FLOATING:
+        raise ArgumentTypeError(
+            f"x: expected a plain {lane.name} array of one of {', '.join(FLOATING)}, got "
+            f"{type(x).__name__} of {dtype}"
         )
-    for name, n in (("num_heads", Hq), ("num_kv_heads", Hk)):
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise ArgumentError(f"{name}: expected a positive integer, got {n!r}")
+    if x.ndim < 2:
+        raise ArgumentError(f"x: expected (*B, Lq, E), got {tuple(x.shape)}")
     if Hq % Hk:
         raise ArgumentError(f"num_kv_heads: expected a divisor of num_heads={Hq}, got {Hk}")
     if not isinstance(weights, HeadWeights):
@@ -311,10 +329,11 @@ def _check(lane: Lane, x: Any, context: Any, weights: HeadWeights, Hq: int, Hk: 
     for name, array in arrays.items():
         if array is None and name not in REQUIRED:
             continue
-        if not lane.owns(array):
+        if not lane.owns(array) or isinstance(array, lane.refused_types):
             raise ArgumentTypeError(
-                f"{name}: expected a {lane.name} array like x, got {type(array).__name__}"
+                f"{name}: expected a plain {lane.name} array like x, got {type(array).__name__}"
             )
+        check_device(lane, name, array, "x", x)
         if lane.dtype_name(array) != dtype:
             raise ArgumentTypeError(
                 f"{name}: expected x's dtype {dtype}, got {lane.dtype_name(array)}; nothing is "

@@ -21,7 +21,7 @@ from attnx._checks import check_integer
 from attnx._dispatch import lane_of
 from attnx._dropout import LANES
 from attnx._pieces import piece_of, reach
-from attnx.errors import ArgumentError
+from attnx.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -290,7 +290,7 @@ def _cuts(parts: Any, Lk: int, multiple: int) -> list[range]:
         if count < 1:
             raise ArgumentError(f"parts: expected at least one part, got {count}")
         size = -(-Lk // (count * multiple)) * multiple
-        ends = [0, *(min(n * size, Lk) for n in range(1, count)), Lk]
+        ends = [0, *(min(n * size, Lk) for n in range(1, min(count, Lk + 1))), Lk]
     else:
         ends = [0, *(check_integer(f"parts[{n}]", x) for n, x in enumerate(parts)), Lk]
         if any(a > b for a, b in itertools.pairwise(ends)):
@@ -314,6 +314,10 @@ def _check_dropout(name: str, cut: int) -> None:
 def _range(name: str, given: Any, length: int) -> range:
     if given is None:
         return range(length)
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise ArgumentTypeError(
+            f"{name}: expected the first and the one after the last, (start, stop), got {given!r}"
+        )
     start, stop = (check_integer(name, n) for n in given)
     if not 0 <= start <= stop <= length:
         raise ArgumentError(

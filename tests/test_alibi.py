@@ -190,6 +190,20 @@ def test_pytorch_compiles_and_maps_it(make: Make) -> None:
     ), rtol=2e-5, atol=2e-6)  # fmt: skip
 
 
+def test_a_compiled_program_takes_slopes_that_are_symbols(make: Make) -> None:
+    """Python's numbers may change from call to call, and one that is not finite is still told."""
+    q, k, v = (torch.tensor(a) for a in make())
+
+    def call(slopes: list[float]) -> Any:
+        return attnx.attention(q, k, v, bias=Alibi(slopes), causal=True)
+
+    program = torch.compile(call, fullgraph=True, backend="eager", dynamic=True)
+    for slopes in ([0.5, 0.25, 0.3, 0.1], [0.75, 0.25, 0.4, 0.2]):
+        torch.testing.assert_close(program(slopes), call(slopes))
+    with pytest.raises(Exception, match=r"expected finite numbers|Observed exception"):
+        program([0.75, 0.25, 0.4, np.inf])
+
+
 def test_jax_maps_it(make: Make) -> None:
     """As an argument of jit and vmap, its arrays are leaves."""
     q, k, v = (jnp.asarray(a) for a in make(Lk=9))

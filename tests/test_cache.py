@@ -305,6 +305,22 @@ def test_truncate_forgets_the_last_tokens() -> None:
     assert clamped.lengths.tolist() == [2, 4, 0]
 
 
+@pytest.mark.parametrize(
+    "window", [None, pytest.param(W, marks=pytest.mark.sweep)], ids=["all", "rolling"]
+)
+def test_an_index_that_nobody_can_read_is_no_other_sequence(window: int | None) -> None:
+    """It is NaN, also once tokens came and went; no namespace's wrapping or clamping shows."""
+    q, k, v = (jnp.asarray(x[:, :, :1]) for x in arrays())
+
+    def step(cache: KVCache, index: Any) -> Any:
+        cache = cache.reorder(index).append(k, v)
+        cache = cache if window else cache.truncate(jnp.ones(B, int))
+        return cache.attend(q)
+
+    out = jax.jit(step)(made(q, window).append(k, v), jnp.array([2, B, -1]))
+    assert np.isnan(out).any((1, 2, 3)).tolist() == [False, True, True]
+
+
 # Reading ----------------------------------------------------------------------------------------
 
 SLOTS = np.random.default_rng(7).random((B, 1, 1, L)) > 0.3

@@ -44,8 +44,12 @@ BAD: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (lambda c, q, k, v: c.append(k, v, [1, 1]), ArgumentError, r"counts: .*\*B = \(3,\)"),
     (lambda c, q, k, v: c.append(k, v, 1), ArgumentTypeError, "counts: expected integers"),
     (lambda c, q, k, v: c.append(k, v, X[:, 0, 0, 0]), ArgumentTypeError, "counts: .*got float32"),
+    (lambda c, q, k, v: c.append(k, v, [1.0, 2, 0]), ArgumentTypeError, r"counts\[0\]: .*float"),
+    (lambda c, q, k, v: c.append(k, v, [1, "2", 0]), ArgumentTypeError, r"counts\[1\]: .*got str"),
+    (lambda c, q, k, v: c.reorder([True]), ArgumentTypeError, r"indices\[0\]: .*got bool"),
     (lambda c, q, k, v: c.attend(q[..., :4]), ArgumentError, r"q: expected \(\*B, Hq, n, D\)"),
     (lambda c, q, k, v: c.attend(q, causal=True), ArgumentError, "causal: .*or False, got True"),
+    (lambda c, q, k, v: c.attend(q, causal=q), ArgumentError, "causal: .*or False, got"),
     (lambda c, q, k, v: c.attend(q, layout="bshd"), ArgumentError, "layout: a cache has its own"),
     (lambda c, q, k, v: c.attend(q, mask=Lengths(2)), ArgumentError, "beside 2 Lengths"),
     (lambda c, q, k, v: c.reorder([3]), ArgumentError, r"indices: .*\[0, 3\), got 3"),
@@ -58,7 +62,9 @@ BAD: list[tuple[Callable[..., Any], type[Exception], str]] = [
 BAD_ROLLING: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (lambda c, q, k, v: c.attend(q, mask=Prefix(2)), ArgumentError, "Prefix.*slots are no posit"),
     (lambda c, q, k, v: c.attend(q, causal=False), ArgumentError, "causal: .*got False"),
+    (lambda c, q, k, v: c.attend(q, causal=0), ArgumentError, "causal: .*got 0"),
     (lambda c, q, k, v: c.attend(q, bias=np.zeros((1, 8), "f4")), ArgumentError, "bias: in a rol"),
+    (lambda c, q, k, v: c.attend(q, bias=1.0), ArgumentTypeError, "bias: expected a numpy array"),
     (lambda c, q, k, v: c.truncate([0, 0, 0]), UnsupportedError, "truncate: .*rolling cache"),
     (
         lambda c, q, k, v: c.append(*(np.repeat(x, 3, axis=2) for x in (k, v))),

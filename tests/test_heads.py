@@ -279,6 +279,29 @@ def test_a_compiled_layer_is_one_program() -> None:
     torch.testing.assert_close(made, call(x, c, w))
 
 
+def test_the_pullback_knows_autocast() -> None:
+    """As PyTorch's own differentiation, which ends in the dtype of x; NumPy's integers count."""
+    torch = pytest.importorskip("torch")
+    x, _, w = arrays(dtype=np.float32)
+    x, w = torch.tensor(x, requires_grad=True), HeadWeights(*map(torch.tensor, w))
+    w = w._replace(wk=w.wk.repeat(2, 1)[:E], wv=w.wv.repeat(2, 1)[:E])
+    given = {"weights": w, "num_heads": np.int64(HQ), "num_kv_heads": HK, "causal": True}
+    with torch.autocast("cpu", torch.bfloat16):
+        y, pullback = attnx.multi_head_attention_vjp(x, **given)
+        expected = torch.autograd.grad(attnx.multi_head_attention(x, **given).sum(), x)[0]
+    found = pullback(torch.ones_like(y)).x
+    assert y.dtype == found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-1)
+
+
+def test_arrays_of_two_devices_are_told() -> None:
+    torch = pytest.importorskip("torch")
+    x, c, w = arrays()
+    x, c, w = torch.tensor(x), torch.tensor(c), HeadWeights(*map(torch.tensor, w))
+    with pytest.raises(ArgumentError, match=r"weights.wq: expected the device of x, cpu, got meta"):
+        attnx.multi_head_attention(x, c, weights=w._replace(wq=w.wq.to("meta")), **GIVEN)
+
+
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_other_frameworks_say_the_same(framework: str) -> None:
     pytest.importorskip(framework)
@@ -298,20 +321,26 @@ def test_other_frameworks_say_the_same(framework: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"num_heads": 0}, "num_heads: expected a positive integer, got 0"),
+        ({"num_heads": 0}, "num_heads: expected an integer >= 1, got 0"),
+        ({"num_heads": 6.0}, "num_heads: expected an integer, got float"),
         ({"num_kv_heads": 4}, "num_kv_heads: expected a divisor of num_heads=6, got 4"),
         ({"wq": np.ones((E, 7))}, r"weights.wq: expected \(E, Hq \* D\) = \(12, 6 \* D\), got"),
         ({"wk": np.ones((EC, 6))}, r"weights.wk: expected \(10, 2 \* 4\) for 2 heads of wq's D=4"),
         ({"wo": np.ones((5, EO))}, r"weights.wo: expected \(Hq \* Dv, Eo\) = \(6 \* 3, Eo\)"),
         ({"bv": np.ones(5)}, r"weights.bv: expected \(6,\), got \(5,\)"),
         ({"wv": np.ones((EC, 6), np.float32)}, "weights.wv: expected x's dtype float64, got"),
-        ({"wv": None}, "weights.wv: expected a numpy array like x, got NoneType"),
+        ({"wv": None}, "weights.wv: expected a plain numpy array like x, got NoneType"),
         ({"weights": ()}, r"weights: expected attnx.HeadWeights\(wq, wk, wv, wo\), got tuple"),
-        ({"x": np.ones(E)}, r"x: expected a floating array \(\*B, Lq, E\), got float64 of shape"),
+        ({"wo": np.ma.ones((18, EO))}, "weights.wo: expected a plain numpy array .* MaskedArray"),
+        ({"x": np.ones(E)}, r"x: expected \(\*B, Lq, E\), got \(12,\)"),
+        ({"x": np.ma.ones((B, LQ, E))}, "x: expected a plain numpy array of .* MaskedArray of fl"),
+        ({"x": np.ones((B, LQ, E), int)}, "x: expected a plain numpy array of .* ndarray of int64"),
+        ({"rotary": Rotary((1, 2), "half")}, "rotary.table: expected a table of .* got tuple"),  # type: ignore[arg-type]
         ({"context": np.ones((3, LK, EC))}, r"context: expected \(\*B, Lk, Ec\) with \*B = \(2,\)"),
     ],
     ids=[
         "heads",
+        "a fraction",
         "shared heads",
         "wq",
         "wk",
@@ -320,7 +349,11 @@ def test_other_frameworks_say_the_same(framework: str) -> None:
         "dtype",
         "missing",
         "a tuple",
+        "masked weights",
         "rank",
+        "masked",
+        "integers",
+        "rotary",
         "batch",
     ],
 )

@@ -101,7 +101,7 @@ def cuts(name: str, Lk: int) -> list[Any]:
     """How to cut; beside dropout at multiples of 8. The last of the cuts make an empty part."""
     if "dropout" in OPTIONS[name]:
         return [1, 3, [Lk // 16 * 8], [0, 0, Lk // 8 * 8]]
-    return [1, 3, Lk + 2, [1, 1, Lk // 2]]
+    return [1, 3, Lk + 2, 1 << 40, [1, 1, Lk // 2]]
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -286,6 +286,8 @@ BAD: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (lambda *x: attnx.split_kv(*x, parts=[99]), ArgumentError, r"within \[0, Lk=23\]"),
     (lambda *x: attnx.split_kv(*x, parts=2.0), ArgumentTypeError, "parts: expected an integer or"),
     (lambda *x: attnx.split_kv(*x, parts=[True]), ArgumentTypeError, r"parts\[0\].*got bool"),
+    (lambda *x: attnx.split_kv(*x, parts=np.array([3, 5])), ArgumentTypeError, "or the keys at wh"),
+    (lambda *x: piece(*x, keys=slice(2, 4)), ArgumentTypeError, r"keys: .*\(start, stop\), got sl"),
     (
         lambda *x: attnx.split_kv(*x, parts=[12], dropout=Dropout(0.1, 0)),
         ArgumentError, "multiple of 8 beside dropout.*got 12; cut at 8",

@@ -201,6 +201,10 @@ def test_sinusoidal_of_floating_positions(calls: Callable[..., Any]) -> None:
         got = attnx.sinusoidal(np.asarray(other), 4, base=50.0)
         assert got.dtype == f32
         close(got.reshape(-1, 4)[-1], wanted[0, 2])
+    far = attnx.sinusoidal(np.array([2.0**31 - 1, -(2.0**31), 2.0**31, -3e9, 1e20]), 4)
+    assert (
+        np.isnan(far).any(-1).tolist() == np.isnan(far).all(-1).tolist() == [False] * 2 + [True] * 3
+    )
 
 
 # What positions mean -----------------------------------------------------------------------------

@@ -63,6 +63,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
                          r"positions\[4\]: expected an integer, got float"),
     "device": (lambda: rope(torch.ones(5, 8, device="meta"), torch.arange(5)), ArgumentError,
                "positions: expected the device of x, meta, got cpu"),
+    "positions far": (lambda: rope(positions=p + 2**31), ArgumentError,
+                      r"positions: expected integers within \[-2\*\*31, 2\*\*31\), got 2147483652"),
+    "positions far back": (lambda: rope(positions=[-(2**70)] * 5), ArgumentError, "got -11805916"),
+    "sinusoidal far": (lambda: attnx.sinusoidal(p + 2**40, 4), ArgumentError, "got 1099511627780"),
     "base": (lambda: rope(base=1.0), ArgumentError, "base: expected a finite number > 1, got 1.0"),
     "base nan": (lambda: rope(base=float("nan")), ArgumentError, "base: .* got nan"),
     "base inf": (lambda: rope(base=float("inf")), ArgumentError, "base: .* got inf"),
@@ -105,6 +109,14 @@ def test_refusals(call: Callable[[], Any], error: type[Exception], message: str)
     """S8.1: the argument, what was expected and what came."""
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_rule_of_ones_own_is_a_frequencies() -> None:
+    """A class of a user's has no text by which a compiled program could know it."""
+    with pytest.raises(
+        TypeError, match=r"Linear: a scaling of your own is a Frequencies\(values\)"
+    ):
+        type("Linear", (Linear,), {"__module__": "mine"})
 
 
 def test_style_has_no_default() -> None:

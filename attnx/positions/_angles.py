@@ -89,14 +89,19 @@ def from_digits(xp: Any, rows: Any, dtype: str) -> Any:
 
 
 def split(lane: Lane, positions: Any) -> tuple[Any, Any]:
-    """Positions in integers, and what floating ones have beyond them (None without)."""
+    """Positions in integers, and what floating ones have beyond them (None without).
+
+    That is NaN at 2**31 and beyond, where no integer of 32 bits is meant.
+    """
     xp = lane.xp
     if "int" in lane.dtype_name(positions):
         return lane.integers(positions, like=positions), None
     if lane.dtype_name(positions) in ("float16", "bfloat16"):
         positions = xp.astype(positions, xp.float32)
     whole = xp.floor(positions)
-    return lane.integers(xp.astype(whole, xp.int32), like=positions), positions - whole
+    near = (whole >= -(2.0**31)) & (whole < 2.0**31)
+    rest = xp.where(near, positions - whole, xp.full_like(positions, float("nan")))
+    return lane.integers(xp.astype(whole, xp.int32), like=positions), rest
 
 
 def cos_sin(

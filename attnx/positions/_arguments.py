@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from attnx.plugin import Lane
 
 __all__ = [
-    "Sizes", "beside", "check_scaling", "fit_sizes", "integers", "rotary_size", "same_side",
-    "sizes_of", "turns_of", "wide_of",
+    "Sizes", "beside", "check_far", "check_scaling", "fit_sizes", "integers", "rotary_size",
+    "same_side", "sizes_of", "turns_of", "wide_of",
 ]  # fmt: skip
+
+FAR = 1 << 31
+"""Where the products of digits leave 32 bits."""
 
 SHAPES = {"bhsd": "(*B, H, L, D)", "bshd": "(*B, L, H, D)"}
 
@@ -95,13 +98,28 @@ def integers(lane: Lane, positions: Any, x: Any) -> Any:
     """Positions as integers of the framework's index type."""
     if isinstance(positions, (list, tuple, range)):
         checked: Sequence[int] = [
-            check_integer(f"positions[{n}]", p, -(1 << 31)) for n, p in enumerate(positions)
+            check_integer(f"positions[{n}]", p) for n, p in enumerate(positions)
         ]
+        if checked:
+            _check_far(min(checked), max(checked))
         return lane.integers(tuple(checked), like=x)
     same_side(lane, "positions", positions, x)
     if "int" not in lane.dtype_name(positions):
         raise ArgumentTypeError(f"positions: expected integers, got {lane.dtype_name(positions)}")
+    check_far(lane, positions)
     return split(lane, positions)[0]
+
+
+def check_far(lane: Lane, positions: Any) -> None:
+    """Whether angles can be right there, wherever positions can be read."""
+    if 0 not in positions.shape and lane.readable(positions):
+        _check_far(*lane.extremes(positions))
+
+
+def _check_far(least: int, greatest: int) -> None:
+    if least < -FAR or greatest >= FAR:
+        wrong = least if least < -FAR else greatest
+        raise ArgumentError(f"positions: expected integers within [-2**31, 2**31), got {wrong}")
 
 
 def fit_sizes(name: str, shape: tuple[int, ...], sizes: Sizes, x: Any) -> None:

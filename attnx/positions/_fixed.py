@@ -8,6 +8,7 @@ from attnx._checks import check_integer
 from attnx._dispatch import lane_of
 from attnx.errors import ArgumentTypeError
 from attnx.positions._angles import cos_sin, digits, from_digits, split, turns
+from attnx.positions._arguments import check_far
 from attnx.positions._numbers import STYLES, check_base, choose, even
 
 __all__ = ["alibi_slopes", "sinusoidal"]
@@ -19,7 +20,8 @@ def sinusoidal(
     """The sinusoidal encoding of "Attention is all you need", to be added to embeddings.
 
     Pair i of position p is sin and cos of p * base ** (-2i / dim), right to 1e-6 at positions up to
-    2**24. Floating positions (times of a diffusion, say) are legal and differentiable.
+    2**24. Floating positions (times of a diffusion, say) are legal and differentiable; at 2**31 and
+    beyond they give NaN, and integers there are refused wherever they can be read.
 
     Args:
         positions: integers or floating numbers of any shape `(*, L)`, an array of any framework.
@@ -47,6 +49,8 @@ def sinusoidal(
         raise ArgumentTypeError(f"positions: expected integers or floating numbers, got {dtype}")
     interleaved = choose("style", style, STYLES) == "interleaved"
     turning = turns(dim, check_base(base).hex(), "")
+    if "int" in dtype:
+        check_far(lane, positions)
     with lane.quiet():
         whole, rest = split(lane, positions)
         cos, sin = cos_sin(lane, whole, rest, *turning, "float32")

@@ -1,13 +1,12 @@
 """Checks that the functions of positions share: real numbers, sizes, names of a few.
 
-A number may be a symbol while a compiler reads the program, so a check here is a plain comparison,
-which becomes a guard, where `math.isfinite` would be refused.
+A number may be a symbol while a compiler reads the program, so a check here is a comparison with a
+plain number, which becomes a guard: `math.isfinite` would be refused, infinity taken for granted.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
 import numbers
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["STYLES", "check_base", "choose", "even", "real"]
 
+GREATEST = 1.7976931348623157e308
+
 STYLES = ("half", "interleaved")
 
 
@@ -27,7 +28,7 @@ def real(name: str, value: Any, least: float, *, above: bool = False) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(f"{name}: expected a real number, got {type(value).__name__}")
     number = float(value)
-    if not (number > least if above else number >= least) or not number < math.inf:
+    if not (number > least if above else number >= least) or not number <= GREATEST:
         sign = ">" if above else ">="
         raise ArgumentError(f"{name}: expected a finite number {sign} {least:g}, got {value!r}")
     return number

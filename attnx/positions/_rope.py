@@ -68,7 +68,8 @@ def rope(
     Args:
         x: `(*B, H, L, D)`, with layout `"bshd"` `(*B, L, H, D)`; or `(L, D)`.
         positions: integers `(L,)`, or `(*B, L)` with batch axes that are full or 1; an array of
-            x's framework on its device, or a sequence of Python integers. Negative ones turn back.
+            x's framework on its device, or a sequence of Python integers, below 2**31 in size.
+            Negative ones turn back.
         style: which two numbers are a pair. `"half"`: i and i + R / 2, as Hugging Face's Llama,
             Mistral, Qwen and Gemma, GPT-NeoX, and ONNX's interleaved=0. `"interleaved"`: 2i and
             2i + 1, as the paper, Meta's own Llama, GPT-J, and ONNX's interleaved=1. It has no

@@ -73,6 +73,11 @@ class CupyLane(Lane):
         with self.on(like):
             return self.xp.asarray(value, dtype=self.xp.int64)
 
+    def floats(self, value: tuple[float, ...], dtype: Any, like: Any) -> Any:
+        """Numbers on the device of `like`."""
+        with self.on(like):
+            return self.xp.asarray(value, dtype=dtype)
+
     def write(self, buffer: Any, new: Any, rows: Any, real: Any, axis: int) -> Any:
         """In place."""
         xp, before = self.xp, (slice(None),) * (axis - 1)

@@ -26,7 +26,7 @@ def visible(q: Any, k: Any, mask: Any, causal: Any) -> Any:
     return mask
 
 
-def formula(q: Any, k: Any, v: Any, mask: Any = None, causal: Any = False) -> Any:
+def formula(q: Any, k: Any, v: Any, mask: Any = None, causal: Any = False, bias: Any = 0) -> Any:
     """S2 in a few lines: every transform of PyTorch's sees through them."""
     g = q.shape[-3] // k.shape[-3]
     mask = visible(q, k, mask, causal)
@@ -37,7 +37,7 @@ def formula(q: Any, k: Any, v: Any, mask: Any = None, causal: Any = False) -> An
         k, v = torch.where(seen, k, 0.0), torch.where(seen, v, 0.0)
         q = torch.where(mask.any(-1)[..., None], q, 0.0)
     k, v = k.repeat_interleave(g, -3), v.repeat_interleave(g, -3)
-    s = q @ k.mT / q.shape[-1] ** 0.5
+    s = q @ k.mT / q.shape[-1] ** 0.5 + bias
     if mask is None:
         return s.softmax(-1) @ v
     p = torch.where(mask, s, torch.finfo(s.dtype).min).softmax(-1)
@@ -184,6 +184,64 @@ WRONG: list[Any] = [
 def test_a_function_that_a_transform_makes_wrong_fails(name: str, fn: Any, told: str) -> None:
     got = examine_probe(find(name), subject(fn), "float64")
     assert (got.verdict, told in got.detail) == ("failed", True), got.detail
+
+
+# An `Alibi` beside the arrays
+
+
+def slanted(q: Any, k: Any, v: Any, causal: Any = False, bias: Any = None) -> Any:
+    """The formula, with what the slopes say."""
+    return formula(q, k, v, None, causal, 0 if bias is None else slant(bias.slopes, q))
+
+
+def slant(slopes: Any, q: Any) -> Any:
+    at = torch.arange(q.shape[-2])
+    return -slopes[..., None, None] * (at[:, None] - at).abs()
+
+
+class _Slanted(torch.autograd.Function):
+    """Its rule for vmap takes the first entry's slopes for all."""
+
+    @staticmethod
+    def forward(q: Any, k: Any, v: Any, slopes: Any) -> Any:
+        return formula(q, k, v, None, True, slant(slopes, q))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, q: Any, k: Any, v: Any, slopes: Any) -> Any:
+        return formula(q, k, v, None, True, slant(slopes[0], q)), 0
+
+
+def first_slopes(q: Any, k: Any, v: Any, causal: Any = False, bias: Any = None) -> Any:
+    return formula(q, k, v, None, causal) if bias is None else _Slanted.apply(q, k, v, bias.slopes)
+
+
+def still_beside_slopes(q: Any, k: Any, v: Any, causal: Any = False, bias: Any = None) -> Any:
+    """Keys are constants where there are slopes, in forward mode and in every gradient."""
+    return slanted(q, k if bias is None else k.detach() + 0 * k, v, causal, bias)
+
+
+@pytest.mark.parametrize(
+    ("name", "fn", "told"),
+    [
+        ("mapped-calls", first_slopes, "an Alibi, entry 1 of a mapped axis: out"),
+        ("forward-mode", still_beside_slopes, "an Alibi, forward mode: the tangent of out"),
+        ("second-derivatives", still_beside_slopes, "an Alibi: the second derivative is off"),
+    ],
+)
+def test_an_alibi_goes_through_transforms(name: str, fn: Any, told: str) -> None:
+    """Right slopes pass, and a transform that is wrong beside slopes alone is told."""
+    supports = ("causal", "alibi", "gradients", "vmap", "forward_mode", "higher_order", "gqa")
+    for one, verdict in ((slanted, "passed"), (fn, "failed")):
+        made = FunctionSubject(
+            one, framework="torch", dtypes=("float32", "float64"), supports=supports
+        )
+        got = examine_probe(find(name), made, "float64")
+        assert got.verdict == verdict, got.detail
+    assert told in got.detail
 
 
 # What only backends are asked

@@ -26,9 +26,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 FILES = [
     *sorted((ROOT / "backends" / "attnx_cupy").glob("*.py")),
+    *sorted((ROOT / "attnx" / "positions").glob("_*.py")),
+    *sorted((ROOT / "attnx").glob("_linear_*.py")),
     *(ROOT / "attnx" / f"{name}.py" for name in (
         "_array_backend", "_tile_ops", "_tile_sums", "tiling", "_visibility", "_gradients", "_call",
-        "_checks", "_lane",
+        "_checks", "_lane", "_alibi_tile", "_cache_checks", "_pieces", "cache", "heads", "parts",
     )),
 ]  # fmt: skip
 

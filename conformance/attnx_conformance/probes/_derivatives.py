@@ -17,7 +17,7 @@ from attnx_conformance.oracle import reference
 from attnx_conformance.plain import numpy_dtype
 
 from ._kit import Array, Kit
-from ._transformed import OPERANDS, Call
+from ._transformed import Call
 
 __all__ = ["forward_mode", "second_derivatives"]
 
@@ -30,7 +30,7 @@ SLACK = {"float32": 1e-4, "float64": 1e-6}
 def _operands(call: Call) -> dict[str, Array]:
     q, k, v = call.inputs
     given = {"q": q, "k": k, "v": v, **call.options}
-    return {name: given[name] for name in OPERANDS if given.get(name) is not None}
+    return {name: given[name] for name in call.names}
 
 
 def _directions(kit: Kit, call: Call) -> tuple[dict[str, Array], list[Any]]:
@@ -44,7 +44,7 @@ def _directions(kit: Kit, call: Call) -> tuple[dict[str, Array], list[Any]]:
 
 def _plain(call: Call) -> dict[str, Any]:
     """The options without operands and cotangents."""
-    return {n: x for n, x in call.options.items() if n not in (*OPERANDS, "d_out", "d_lse")}
+    return {n: x for n, x in call.options.items() if n not in (*call.names, "d_out", "d_lse")}
 
 
 def forward_mode(kit: Kit, call: Call, jvp: Callable[..., Any], name: str) -> None:

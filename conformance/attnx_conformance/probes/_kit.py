@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnx.masks import Mask
-from attnx.plugin import mask_kinds
+from attnx.plugin import Alibi, mask_kinds
 from attnx_conformance._marshal import (
     Arguments,
     NotApplicableError,
@@ -204,6 +204,8 @@ class Kit:
     def _lacks(self, options: Mapping[str, Any]) -> list[str]:
         asked = {n: options.get(n) is not None for n in ("bias", "softcap", "sinks")}
         asked["dropout"] = drops(options.get("dropout"))
+        if isinstance(options.get("bias"), Alibi):
+            asked |= {"bias": False, "alibi": True}
         lacks = [n for n, wanted in asked.items() if wanted and not getattr(self.has, n)]
         mask = options.get("mask")
         kinds = set(mask_kinds(mask.structure)) if isinstance(mask, Mask) else set()
@@ -228,7 +230,8 @@ class Kit:
     ) -> Bounds:
         """How far each element of one answer may be from the truth."""
         expected = reference(q, k, v, d_out=d_out, d_lse=d_lse, **options)
-        dtypes = {f"{n}_dtype": options[n].dtype.name for n in ("bias", "sinks") if n in options}
+        given = {n: options[n] for n in ("bias", "sinks") if n in options}
+        dtypes = {f"{n}_dtype": x.dtype.name for n, x in given.items() if not isinstance(x, Alibi)}
         return bounds(expected, self.dtype, scores=self.has.scores, **dtypes)
 
     def right(

@@ -1,7 +1,7 @@
 """A call as a function of its arrays, which is what a framework's transforms want.
 
 Scalars are part of the function; q, k, v, bias, sinks and the mask are its arguments, so that none
-of their values may be built into a program or stay behind when an axis is mapped.
+of their values may be built into a program or stay behind when an axis is mapped. So is an `Alibi`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from attnx.masks import Causal, Lengths, Mask, map_leaves
-from attnx.plugin import Dropout
+from attnx.plugin import Alibi, Dropout
+from attnx_conformance.plain import numpy_dtype
 
 from ._kit import Answer, Array, Kit
 
-__all__ = ["Call", "calls", "stacked"]
+__all__ = ["Call", "calls", "slanted", "stacked"]
 
 OPERANDS = ("q", "k", "v", "bias", "sinks")
 
@@ -29,7 +30,7 @@ class Call:
         options: all others of the call, and its cotangents, for the oracle.
         names: of the arguments that have gradients.
         arrays: those arguments.
-        mask: the last argument, or () where there is none.
+        rest: the arguments that have none, after those: an `Alibi`, and the mask.
         cotangents: of the outputs, None where there is none.
     """
 
@@ -40,30 +41,33 @@ class Call:
         given = kit.cotangents(inputs[0], inputs[2]) if gradients else {}
         self.kit, self.inputs, self.options = kit, inputs, {**options, **given}
         args, rest = kit.arguments(*inputs, **self.options)
-        self.names = [n for n in OPERANDS if getattr(args, n) is not None]
-        self.arrays = [getattr(args, n) for n in self.names]
-        self.mask = () if args.mask is None else (args.mask,)
-        self._rest = {n: x for n, x in rest.items() if n not in (*OPERANDS, "mask")}
+        given = {n: getattr(args, n) for n in (*OPERANDS, "mask")}
+        still = {n: x for n, x in given.items() if n == "mask" or isinstance(x, Alibi)}
+        self.names = [n for n, x in given.items() if x is not None and n not in still]
+        self.arrays = [given[n] for n in self.names]
+        self._others = [n for n, x in still.items() if x is not None]
+        self.rest = tuple([given[n] for n in self._others])
+        self._scalars = {n: x for n, x in rest.items() if n not in given}
         self.has_lse = bool(kit.has.lse and (kit.has.lse_gradient or not gradients))
         self.cotangents: tuple[Any, ...] = (args.d_out, args.d_lse)[: 1 + self.has_lse]
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
         """out, and lse where the subject gives it, of other arrays in the places of its own."""
-        given = dict(zip((*self.names, "mask"), arrays, strict=False))
+        given = dict(zip((*self.names, *self._others), arrays, strict=True))
         q, k, v = (given.pop(name) for name in ("q", "k", "v"))
         if not self.has_lse:
-            return (self.kit.subject.attention(q, k, v, **given, **self._rest),)
-        made = self.kit.subject.attention(q, k, v, **given, **self._rest, return_lse=True)
+            return (self.kit.subject.attention(q, k, v, **given, **self._scalars),)
+        made = self.kit.subject.attention(q, k, v, **given, **self._scalars, return_lse=True)
         return made[0], made[1]
 
     @property
     def arguments(self) -> tuple[Any, ...]:
         """What the call is called with."""
-        return (*self.arrays, *self.mask)
+        return (*self.arrays, *self.rest)
 
     def on(self, *arrays: Any) -> tuple[Any, ...]:
-        """The same with this mask: a function of what has gradients."""
-        return self(*arrays, *self.mask)
+        """The same with this mask and `Alibi`: a function of what has gradients."""
+        return self(*arrays, *self.rest)
 
     def outputs(self, made: Sequence[Any]) -> Answer:
         """What the function gave, by names, as NumPy arrays in "bhsd"."""
@@ -106,6 +110,18 @@ def calls(kit: Kit, *, gradients: bool = False) -> Iterator[tuple[str, Call]]:
         yield name, Call(kit, kit.inputs(), options, gradients=gradients)
 
 
+def slanted(kit: Kit, *, gradients: bool = False) -> tuple[Call, Call] | None:
+    """Two calls with an `Alibi`, of other numbers and other slopes; None where there is none."""
+
+    def one() -> Call:
+        slopes = kit.rng.uniform(0.05, 1.0, kit.Hq).astype(numpy_dtype(kit.dtype))
+        options = {"bias": Alibi(slopes, "bottom_right"), "causal": True}
+        return Call(kit, kit.inputs(), options, gradients=gradients)
+
+    able = kit.able(bias=Alibi((1.0,) * kit.Hq), causal=True)
+    return (one(), one()) if able else None
+
+
 def _options(kit: Kit, L: int, gradients: bool) -> dict[str, Any]:
     """Bias, sinks and softcap, as far as they are declared."""
     has, options = kit.has, dict[str, Any]()
@@ -122,14 +138,17 @@ def stacked(kit: Kit, first: Sequence[Any], second: Sequence[Any]) -> tuple[Any,
 
 
 def _pair(stack: Callable[..., Any], a: Any, b: Any) -> Any:
+    if isinstance(a, Alibi):
+        others = iter(b.arrays)
+        return a.map_arrays(lambda array: stack((array, next(others))))
     if not isinstance(a, Mask):
         return stack((a, b))
-    others: list[Any] = []
+    leaves: list[Any] = []
 
     def keep(_node: Any, _field: str, leaf: Any) -> Any:
-        others.append(leaf)
+        leaves.append(leaf)
         return leaf
 
     map_leaves(b, keep)
-    left = iter(others)
+    left = iter(leaves)
     return map_leaves(a, lambda _node, _field, leaf: stack((leaf, next(left))))

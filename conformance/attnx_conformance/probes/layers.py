@@ -78,7 +78,10 @@ def _heads(kit: Kit) -> None:
     lane, (B, Lq, Lk) = kit.lane, (kit.B, 9, kit.L)
     x, c = kit.draw(B, Lq, 6), kit.draw(B, Lk, 5)
     shown = kit.rng.random((B, 1, Lq, Lk)) < 0.7
-    for context, Ec, options in ((c, 5, {"mask": shown}), (None, 6, {"causal": True})):
+    several: tuple[Any, ...] = ((c, 5, {"mask": shown}), (None, 6, {"causal": True}), (c, 5, {}))
+    for context, Ec, options in several:
+        if not kit.able(**options):
+            continue
         w = _weights(kit, 6, Ec)
         given: dict[str, Any] = {n: lane.from_numpy(a) if isinstance(a, np.ndarray) else a
                  for n, a in options.items()}  # fmt: skip
@@ -149,7 +152,11 @@ def _cached(kit: Kit) -> None:
     who = backend(kit)
     lane, n = kit.lane, 7
     q, k, v = (x[:, :, :n] for x in kit.inputs())
-    for window in (None, 3):
+    plain = lane.any_shape or kit.has.masks >= {"causal", "lengths"}  # else all slots are handed on
+    windows = [None] * plain + [3] * (kit.has.masks >= {"window", "positions"})
+    if not windows:
+        kit.inapplicable("not declared: the masks of a cache")
+    for window in windows:
         cache = attnx.KVCache.empty(
             kit.B, kit.Hk, n if window is None else window, kit.D, kit.Dv, window=window,
             like=lane.from_numpy(q), fill=float("nan"),

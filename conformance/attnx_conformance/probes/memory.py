@@ -89,6 +89,8 @@ def _backward_memory(kit: Kit) -> None:
 
 def _mask_memory(kit: Kit) -> None:
     """A mask that every head shares is not copied for each (S3.3)."""
+    if "dense" not in kit.has.masks:
+        kit.inapplicable("not declared: dense")
     peak = _measured(kit)["mask"]
     allowed = SCORE * HEADS * WIDE**2 // 4
     kit.require(

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 import attnx
+from attnx.errors import UnsupportedError
 from attnx_conformance._witness import Witness
 from attnx_conformance.subject import BackendSubject
 
 from ._derivatives import forward_mode, second_derivatives
 from ._kit import FaultError, Kit
 from ._probe import Probe
-from ._transformed import Call, calls, stacked
+from ._transformed import Call, calls, slanted, stacked
 
 __all__ = ["PROBES"]
 
@@ -91,7 +92,7 @@ def _compiled_at_other_lengths(kit: Kit) -> None:
 
 
 def _compiled_choice(kit: Kit) -> None:
-    """`use_backend` is obeyed around a program and inside it, and left at its end."""
+    """`use_backend` is obeyed around a program and inside it, or refused, and left at its end."""
     compile = _framework(kit, "compile")
     if not isinstance(kit.subject, BackendSubject) or kit.subject.name == "numpy":
         kit.inapplicable("asked of backends with a framework's compiler")
@@ -108,22 +109,36 @@ def _compiled_choice(kit: Kit) -> None:
     program, other = compile(around), compile(inside)
     for name, expected in ((kit.subject.name, False), ("numpy", True), (kit.subject.name, False)):
         with attnx.use_backend(name), Witness("numpy") as seen:
-            made = program(*call.arguments)
-        asked = bool(sum(seen.calls.values()))
+            made = _unless_refused(program, call, expected)
+        asked = made is None or bool(sum(seen.calls.values()))
         kit.require(asked == expected, f"use_backend({name!r}) around: not obeyed")
-        call.right(kit.back({"out": made}), f"compiled within use_backend({name!r})")
+        if made is not None:
+            call.right(kit.back({"out": made}), f"compiled within use_backend({name!r})")
     with Witness("numpy") as seen:
-        call.right(kit.back({"out": other(*call.arguments)}), "use_backend within a program")
-    kit.require(sum(seen.calls.values()), "use_backend('numpy') within a program: not obeyed")
+        made = _unless_refused(other, call, True)
+    if made is not None:
+        call.right(kit.back({"out": made}), "use_backend within a program")
+        kit.require(sum(seen.calls.values()), "use_backend('numpy') within a program: not obeyed")
+
+
+def _unless_refused(program: Callable[..., Any], call: Call, foreign: bool) -> Any:
+    """What a program gives; None where its framework cannot call another's backend, and says so."""
+    try:
+        return program(*call.arguments)
+    except UnsupportedError:
+        if foreign:
+            return None
+        raise
 
 
 # Maps
 
 
 def _mapped(kit: Kit) -> None:
-    """An axis of every argument, masks included; and an axis of the queries alone."""
+    """An axis of every argument, masks and slopes included; and an axis of the queries alone."""
     vmap = _framework(kit, "vmap")
-    for name, call, twin in _twins(kit):
+    alibi = slanted(kit)
+    for name, call, twin in (*_twins(kit), *([] if alibi is None else [("an Alibi", *alibi)])):
         made = vmap(call.__call__, (0,) * len(call.arguments))(
             *stacked(kit, call.arguments, twin.arguments)
         )
@@ -181,17 +196,25 @@ def _checkpointed(kit: Kit) -> None:
         call.right(call.answer(*made), f"{name}, checkpointed")
 
 
+def _and_slanted(kit: Kit) -> Iterator[tuple[str, Call]]:
+    """Every call, and one with an `Alibi`, whose slopes have no derivative."""
+    yield from calls(kit, gradients=True)
+    alibi = slanted(kit, gradients=True)
+    if alibi is not None:
+        yield "an Alibi", alibi[0]
+
+
 def _forward_mode(kit: Kit) -> None:
     """Tangents, tied to the oracle's gradients."""
     jvp = _framework(kit, "jvp")
-    for name, call in calls(kit, gradients=True):
+    for name, call in _and_slanted(kit):
         forward_mode(kit, call, jvp, name)
 
 
 def _second_derivatives(kit: Kit) -> None:
     """Gradients of gradients, against differences of the oracle's gradients."""
     second = _framework(kit, "second")
-    for name, call in calls(kit, gradients=True):
+    for name, call in _and_slanted(kit):
         second_derivatives(kit, call, second, name)
 
 

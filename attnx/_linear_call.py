@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Call", "LinearState", "Options", "divisor", "inputs", "map_features", "outward", "pack",
-    "prepare", "unpack",
+    "prepare", "spoil", "unpack",
 ]  # fmt: skip
 
 
@@ -272,6 +272,11 @@ def map_features(call: Call, name: str, x: Any) -> Any:
             f"feature_map: expected {call.lane.name} features (…, D') for each row of {name}, "
             f"shape {(*x.shape[:-1], 'D')}, got {got}"
         )
+    kind = call.lane.dtype_name(mapped)
+    if not kind.startswith(("float", "bfloat")):
+        raise ArgumentTypeError(
+            f"feature_map: expected floating features, got {kind}; nothing is cast silently"
+        )
     return xp.astype(mapped, x.dtype, copy=False)
 
 
@@ -292,14 +297,39 @@ def inputs(call: Call, q: Any, k: Any, v: Any) -> Inputs:
     if call.normalize:
         v = xp.concat([v, xp.ones_like(v[..., :1])], axis=-1)
     q = xp.reshape(q, (dims.B, dims.Hk, dims.Hq // dims.Hk, dims.Lq, D))
-    k, v = k[:, :, None, ...], v[:, :, None, ...]
+    k, (v, spoilt) = k[:, :, None, ...], _settled(call, v[:, :, None, ...])
     state = call.options.state
     shape = (dims.B, dims.Hk, call.Hs // dims.Hk, D, v.shape[-1])
     if state is None:
         start = lane.full(shape, 0.0, wide, like=q)
     else:
         start = xp.reshape(pack(call, state.S, state.z), shape)
-    return Inputs(q, k, v, call.decay, start)
+    return Inputs(q, k, v, call.decay, start, spoilt)
+
+
+def _settled(call: Call, v: Any) -> tuple[Any, Any]:
+    """v with 0 in place of what is no number, and that as NaN from its own step on, or None.
+
+    A chunk multiplies the values of later steps by weights of 0, and 0 times NaN is NaN. So they
+    are summed apart, and no step is spoilt by one that comes after it.
+    """
+    lane, xp = call.lane, call.lane.xp
+    if not call.options.causal or call.dims.Lk == 0:
+        return v, None
+    finite = xp.isfinite(v)
+    if lane.readable(v):
+        all_finite = xp.all(finite)
+        if not lane.traced(all_finite) and bool(all_finite):
+            return v, None
+    step, none = lane.arange(0, call.dims.Lk, like=v)[:, None], xp.zeros_like(v)
+    first = xp.where(finite, xp.full_like(step, call.dims.Lk), step)
+    dead = step >= xp.min(first, axis=3, keepdims=True)
+    return xp.where(finite, v, none), xp.where(dead, xp.full_like(v, math.nan), none)
+
+
+def spoil(x: Inputs, state: Any) -> Any:
+    """The last state, NaN where a value that it holds is no number."""
+    return state if x.spoilt is None else state + x.spoilt[:, :, :, -1:, :]
 
 
 def pack(call: Call, S: Any, z: Any) -> Any:
@@ -324,11 +354,13 @@ def divisor(call: Call, out: Any) -> tuple[Any, Any]:
     return some, xp.where(some, z, xp.ones_like(z))
 
 
-def outward(call: Call, out: Any) -> Any:
+def outward(call: Call, out: Any, spoilt: Any) -> Any:
     """An answer (B, Hk, g, Lq, Dv) of the sums as the caller's out."""
     xp, dims = call.lane.xp, call.dims
     if call.normalize:
         some, z = divisor(call, out)
         out = xp.where(some, out[..., :-1] / z, xp.zeros_like(out[..., :-1]))
+    if spoilt is not None:
+        out = out + spoilt[..., : dims.Dv]
     out = xp.reshape(out, (dims.B, dims.Hq, dims.Lq, dims.Dv))
     return dims.outward(xp, xp.astype(out, call.narrow, copy=False))

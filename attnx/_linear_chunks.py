@@ -41,6 +41,8 @@ class Inputs(NamedTuple):
         v: (B, Hk, 1, Lk, Dv).
         decay: None for 1.
         state: (B, Hk, g or 1, D, Dv), before the first step.
+        spoilt: (B, Hk, 1, Lk, Dv), NaN from a value on that is no number and stands in v as 0, else
+            0; None where all are numbers.
     """
 
     q: Any
@@ -48,6 +50,7 @@ class Inputs(NamedTuple):
     v: Any
     decay: Steady | Varying | None
     state: Any
+    spoilt: Any = None
 
 
 class Grads(NamedTuple):

@@ -63,7 +63,7 @@ def pullback(
                 grads = chunks.backward(lane, x, d, d_last, call.options.chunk)
             else:
                 grads = chunks.backward_all(lane, x, d, d_last)
-            return _outward(call, given, grads)
+            return _outward(call, given, x, grads)
 
     return pull
 
@@ -116,16 +116,20 @@ def _d_state(call: Call, x: Inputs, d_state: Any) -> Any:
     return call.lane.xp.reshape(pack(call, *parts), x.state.shape)
 
 
-def _outward(call: Call, given: tuple[Any, Any, Any], grads: chunks.Grads) -> LinearGradients:
+def _outward(
+    call: Call, given: tuple[Any, Any, Any], x: Inputs, grads: chunks.Grads
+) -> LinearGradients:
     xp, dims = call.lane.xp, call.dims
     dq = xp.reshape(grads.q, (dims.B, dims.Hq, dims.Lq, grads.q.shape[-1]))
     dk, dv = grads.k[:, :, 0, ...], grads.v[:, :, 0, ...]
     if call.normalize:
         dv = dv[..., :-1]
     dq, dk, dv = (dims.outward(xp, grad) for grad in (dq, dk, dv))
+    if x.spoilt is not None:  # what is no number was not summed
+        dv = xp.where(xp.isfinite(given[2]), dv, xp.zeros_like(dv))
     dq, dk = _through_map(call, given[0], dq), _through_map(call, given[1], dk)
     dq, dk, dv = (
-        xp.astype(grad, x.dtype, copy=False) for grad, x in zip((dq, dk, dv), given, strict=True)
+        xp.astype(grad, y.dtype, copy=False) for grad, y in zip((dq, dk, dv), given, strict=True)
     )
     state = None if call.options.state is None else unpack(call, grads.state)
     return LinearGradients(dq, dk, dv, _d_decay(call, grads.decay), state)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from attnx._alibi import Alibi
     from attnx.masks import Causal, Window
 
-__all__ = ["check_align", "count", "position_key", "size", "vector"]
+__all__ = ["block_sizes", "check_align", "count", "position_key", "size", "vector"]
 
 ALIGNMENTS = ("top_left", "bottom_right")
 
@@ -53,6 +53,23 @@ def size(owner: str, name: str, value: Any) -> int | None:
             f"{owner}: {name}: expected an integer >= 0 or None (no limit), got {number}"
         )
     return number
+
+
+def block_sizes(block: Any) -> tuple[int, int]:
+    """The sizes of a `BlockMask`, of queries and of keys."""
+    sizes = tuple(block) if isinstance(block, (tuple, list)) else (block, block)
+    if len(sizes) != 2:
+        raise ArgumentError(
+            f"BlockMask: block: expected a size or (q_block, kv_block), got {block!r}"
+        )
+    q_block, kv_block = map(_integer, sizes)
+    if q_block is None or kv_block is None:
+        raise ArgumentTypeError(
+            f"BlockMask: block: expected an integer or (q_block, kv_block), got {block!r}"
+        )
+    if q_block < 1 or kv_block < 1:
+        raise ArgumentError(f"BlockMask: block: expected integers >= 1, got {block!r}")
+    return q_block, kv_block
 
 
 def count(owner: str, name: str, value: Any) -> Any:

@@ -51,6 +51,10 @@ class Sums:
             key = tile.j0 if self.call.bias.shape[3] != 1 else 0
             _add(self.bias_row, key, ops.reduce_to(self.xp, ds, shape))
 
+    def added(self, tile: ops.Tile) -> tuple[Any, ...]:
+        """The sums that a tile added to."""
+        return (self.dk[tile.j0], self.dv[tile.j0], *self.bias_row.values())
+
     def end_rows(self, dq: Any, sink_flow: Any) -> None:
         """A block of rows is done.
 

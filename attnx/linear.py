@@ -18,9 +18,11 @@ the other's numbers, up to rounding. The framework of the arrays computes: no ba
 for all of this is a handful of products in array-API terms. PyTorch and JAX differentiate, map and
 compile it by their own means, and `linear_attention_vjp` is the gradient for everybody.
 
-There is no scale, as there is no softmax whose temperature it would be: multiply q. And there is no
-isolation: a NaN or an infinity in k or v reaches every later step, and the earlier ones of its
-chunk. Sums and states are kept in float32, in float64 for float64 arrays.
+There is no scale, as there is no softmax whose temperature it would be: multiply q. A NaN or an
+infinity in k or v spoils its own step, every later one and the state, for no decay forgets it; and
+no earlier step, so that what pads a sequence at its end may hold anything. Gradients of q are not
+isolated within the chunk of such a key. Sums and states are kept in float32, in float64 for float64
+arrays.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from attnx.plugin import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from attnx._linear_chunks import Inputs
 
 __all__ = [
     "LinearGradients",
@@ -114,7 +118,7 @@ def linear_attention(
             call, calls.map_features(call, "q", q), calls.map_features(call, "k", k), v
         )
         out, last = chunks.forward(lane, x, chunk) if causal else chunks.forward_all(lane, x)
-        return _answer(call, out, last)
+        return _answer(call, x, out, last)
 
 
 def linear_attention_step(
@@ -171,7 +175,7 @@ def linear_attention_step(
         x = calls.inputs(
             call, calls.map_features(call, "q", q), calls.map_features(call, "k", k), v
         )
-        answer: tuple[Any, LinearState] = _answer(call, *chunks.step(lane, x))
+        answer: tuple[Any, LinearState] = _answer(call, x, *chunks.step(lane, x))
         return answer
 
 
@@ -237,10 +241,10 @@ def linear_attention_vjp(
             call, calls.map_features(call, "q", q), calls.map_features(call, "k", k), v
         )
         out, last = chunks.forward(lane, x, chunk) if causal else chunks.forward_all(lane, x)
-        return _answer(call, out, last), pullback(call, given, x, out)
+        return _answer(call, x, out, last), pullback(call, given, x, out)
 
 
-def _answer(call: Call, out: Any, last: Any) -> Any:
+def _answer(call: Call, x: Inputs, out: Any, last: Any) -> Any:
     """What the caller gets: out, and the state if it is wanted."""
-    out = calls.outward(call, out)
-    return (out, calls.unpack(call, last)) if call.options.return_state else out
+    out = calls.outward(call, out, x.spoilt)
+    return (out, calls.unpack(call, calls.spoil(x, last))) if call.options.return_state else out

@@ -27,8 +27,8 @@ from attnx._mask_base import (
     show,
     walk,
 )
-from attnx._mask_fields import check_align, count, position_key, size, vector
-from attnx.errors import ArgumentError, ArgumentTypeError
+from attnx._mask_fields import block_sizes, check_align, count, position_key, size, vector
+from attnx.errors import ArgumentTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -287,15 +287,8 @@ class BlockMask(Mask):
             raise ArgumentTypeError(
                 f"BlockMask: layout: expected a boolean array, got {type(layout).__name__}"
             )
-        sizes = tuple(block) if isinstance(block, (tuple, list)) else (block, block)
-        if len(sizes) != 2:
-            raise ArgumentError(
-                f"BlockMask: block: expected a size or (q_block, kv_block), got {block!r}"
-            )
-        numbers = [size("BlockMask", "block", n) for n in sizes]
-        if not all(numbers):
-            raise ArgumentError(f"BlockMask: block: expected integers >= 1, got {block!r}")
-        self._set(layout=layout, q_block=numbers[0], kv_block=numbers[1])
+        q_block, kv_block = block_sizes(block)
+        self._set(layout=layout, q_block=q_block, kv_block=kv_block)
 
     def _key(self) -> str:
         return "blocks"

@@ -48,7 +48,14 @@ __all__ = [
     "visible",
 ]
 
-EMPTY, PARTIAL, FULL = 0, 1, 2
+EMPTY = 0
+"""No pair of a tile is visible: it is not touched."""
+
+PARTIAL = 1
+"""Some may be: the mask is asked, pair by pair."""
+
+FULL = 2
+"""All are: the mask need not be asked."""
 
 
 class Tile(NamedTuple):

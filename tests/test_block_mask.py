@@ -92,16 +92,47 @@ def test_torch_compiles_it_as_one_program() -> None:
         (lambda: BlockMask([[True]], 4), "BlockMask: layout: expected a boolean array, got list"),
         (lambda: BlockMask(LAYOUT, 0), "BlockMask: block: expected integers >= 1, got 0"),
         (lambda: BlockMask(LAYOUT, (4, 4, 4)), r"expected a size or \(q_block, kv_block\), got"),
-        (lambda: BlockMask(LAYOUT, 4.0), "BlockMask: block: expected an integer"),
+        (lambda: BlockMask(LAYOUT, 4.0), "BlockMask: block: expected an integer or .*, got 4.0"),
+        (lambda: BlockMask(LAYOUT, (4, None)), r"expected an integer or .*, got \(4, None\)"),
+        (lambda: BlockMask(LAYOUT, -1), "BlockMask: block: expected integers >= 1, got -1"),
         (lambda: call(BlockMask(LAYOUT, 4)), r"BlockMask.layout: expected \(9, 9\) blocks of 4"),
-        (lambda: call(BlockMask(1.0 * LAYOUT, 7)), "BlockMask.layout: expected a boolean array"),
-        (lambda: call(BlockMask(LAYOUT[:, :3], 7)), "BlockMask.layout: expected"),
+        (
+            lambda: call(BlockMask(1.0 * LAYOUT, 7)),
+            "BlockMask.layout: expected a boolean array .*, got float64; write layout != 0",
+        ),
+        (
+            lambda: call(BlockMask(LAYOUT[:, :3], 7)),
+            r"or \(\*B, Hq, query blocks, key blocks\) = \(2, 4, 5, 5\), .* got shape \(2, 3,",
+        ),
+        (lambda: call(BlockMask(LAYOUT[0], 7)), r"\(5, 5\) blocks of 7 .* got shape \(4, 5, 5\)"),
     ],
-    ids=["list", "zero", "three sizes", "float", "count", "dtype", "heads"],
+    ids=[
+        "list",
+        "zero",
+        "three sizes",
+        "float",
+        "no limit",
+        "negative",
+        "count",
+        "dtype",
+        "heads",
+        "three axes",
+    ],
 )
 def test_wrong_layouts_are_told(make: Any, told: str) -> None:
     with pytest.raises((ArgumentError, ArgumentTypeError), match=told):
         make()
+
+
+def test_a_mask_without_values_is_refused() -> None:
+    """A tensor on meta, beside ones that have values, would be taken for memory."""
+    torch = pytest.importorskip("torch")
+    arrays = [torch.from_numpy(x) for x in (Q, K, V)]
+    empty = torch.ones(5, 5, dtype=torch.bool, device="meta")
+    with pytest.raises(ArgumentError, match=r"BlockMask.layout: .* device of q, cpu, got meta"):
+        attnx.attention(*arrays, mask=BlockMask(empty, 7))
+    with pytest.raises(ArgumentError, match="mask: expected the device of q, cpu, got meta"):
+        attnx.attention(*arrays, mask=torch.ones(33, 33, dtype=torch.bool, device="meta"))
 
 
 def call(mask: Any) -> Any:

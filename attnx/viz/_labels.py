@@ -1,8 +1,9 @@
 r"""Tokens as text that can be read, and that cannot mislead.
 
-A token may be a newline, a space, a half of a character, or a character that turns the direction
-of all that follows it. Such characters are written out, in the way of Python's own escapes, so that
-what is shown is one line, is valid XML, and stays in its place.
+A token may be a newline, a space, a half of a character, one that shows nothing at all, or one that
+turns the direction of all that follows it. Such characters are written out, in the way of Python's
+own escapes, so that what is shown is one line, is valid XML, and stays in its place. What makes one
+sign of two, as in emoji, is kept.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ __all__ = ["check_tokens", "readable", "short"]
 SPACE = "␣"
 EMPTY = "(empty)"
 NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp", "Zs")
+FORMS = frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
+"""They choose between forms of the letter before them; beside other letters they show nothing."""
+JOINERS = frozenset("\u200c\u200d")
+BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+"""Characters that are letters or marks by their category, and show nothing."""
+SIGNS = frozenset(
+    "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
+)
+"""Characters that show something, though their category says that they do not."""
 LONGEST = 16
 """Letters of a label in a picture."""
 
@@ -34,14 +44,20 @@ def readable(token: str) -> str:
     inner = token.strip(" ")
     start = len(token) - len(token.lstrip(" "))
     ends = (start, 0) if not inner else (start, len(token) - start - len(inner))
-    return SPACE * ends[0] + "".join(map(_letter, inner)) + SPACE * ends[1]
+    letters = map(_letter, inner, "a" + inner, inner[1:] + "a")
+    return SPACE * ends[0] + "".join(letters) + SPACE * ends[1]
 
 
-def _letter(letter: str) -> str:
+def _letter(letter: str, before: str, after: str) -> str:
+    """A letter between its neighbours; "a" where there is none."""
     code = ord(letter)
-    odd = unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")
+    if letter in JOINERS and not (before.isascii() or after.isascii()):
+        return letter
+    odd = unicodedata.category(letter) in UNSEEN and letter != " " and letter not in SIGNS
     never = code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF
-    if not (odd or never or letter in DIRECTIONS):
+    latin = before.isalpha() and before.isascii()
+    idle = letter in FORMS and (latin or before in FORMS)
+    if not (odd or never or idle or letter in BLANK):
         return letter
     if letter in NAMED:
         return NAMED[letter]

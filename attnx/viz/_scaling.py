@@ -103,6 +103,8 @@ def scaling(
     target = None if path is None else Path(path)
     if target is not None and target.suffix.lower() not in (".png", ".svg"):
         raise ArgumentError(f"path: expected a name that ends in .png or .svg, got {path}")
+    if isinstance(dims, str) or not hasattr(dims, "__iter__"):
+        raise ArgumentTypeError(f"dims: expected several head sizes, got {dims!r}")
     sizes = [_size(D) for D in dims]
     if not sizes:
         raise ArgumentError("dims: expected at least one head size, got none")

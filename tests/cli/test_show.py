@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,16 @@ def test_a_page_of_a_file(backend: str | None, file: Path, tmp_path: Path) -> No
         softcap=3.0,
     )  # fmt: skip
     np.testing.assert_allclose(_weights(data), whole[1, [3, 1], 1:5, :6], atol=1e-6)
+
+
+def test_a_picture_that_fails_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = _show("--out", tmp_path / "a.png")
+    assert done.exit_code == 2, done.output
+    assert "pip install 'attnx[viz]'" in done.stderr
+    assert not (tmp_path / "a.png").exists()
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])

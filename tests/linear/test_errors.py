@@ -84,6 +84,10 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {"feature_map": lambda x: x[..., :1, :]}, ArgumentError,
         r"feature_map: expected numpy features \(…, D'\) for each row of q, .* got \(2, 4, 1, 8\)",
     ),
+    "a map to complex numbers": (
+        {"feature_map": lambda x: x * 1j}, ArgumentTypeError,
+        "feature_map: expected floating features, got complex64; nothing is cast silently",
+    ),
     "a map without features": (
         {"feature_map": lambda x: x[..., :0]}, ArgumentError,
         "feature_map: expected as many features of k as of q, at least 1, got 0 and 0",

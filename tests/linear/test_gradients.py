@@ -128,6 +128,41 @@ def test_pytorch_differentiates_it_to_the_same(
             np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.parametrize("name", ["identity", "elu"])
+def test_values_that_are_no_numbers_poison_no_gradient_of_what_comes_before(
+    name: str, make: Make, decays: Decays, maps: Maps
+) -> None:
+    """Where the loss leaves the spoilt steps out; the pullback, PyTorch and a JAX program alike."""
+    q, k, v = make(Lq=9, Lk=9)
+    decay = decays("steps", q)["decay"]
+    v[..., 6:, :] = np.nan
+    options: dict[str, Any] = {"chunk": 5, **maps(name)[0]}
+    out, pullback = linear_attention_vjp(q, k, v, decay=decay, **options)
+    d = np.ones_like(out)
+    d[..., 6:, :] = 0
+    found = [pullback(d)[:4]]
+    leaves = tensors(q, k, v, decay)
+    made = linear_attention(*leaves[:3], decay=leaves[3], **options)
+    found.append(torch.autograd.grad(made, leaves, torch.from_numpy(d)))
+
+    @jax.jit
+    def gradients(*given: Any) -> Any:
+        def f(q: Any, k: Any, v: Any, decay: Any) -> Any:
+            return linear_attention(q, k, v, decay=decay, **options)
+
+        return jax.vjp(f, *given)[1](jnp.asarray(d))
+
+    found.append(gradients(q, k, v, decay))
+    short = [x[..., :6, :] for x in (q, k, v)]
+    _, pullback = linear_attention_vjp(*short, decay=decay[..., :6], **options)
+    expected = pullback(d[..., :6, :])
+    for grads in found:
+        for n, (one, other) in enumerate(zip(grads, expected[:4], strict=True)):
+            part = np.asarray(one)
+            part = part[..., :6] if n == 3 else part[..., :6, :]
+            np.testing.assert_allclose(part, other, rtol=1e-4, atol=1e-5)
+
+
 def test_jax_differentiates_and_compiles_it(make: Make, decays: Decays) -> None:
     """In one program whose decays are traced, to NumPy's gradients."""
     q, k, v = make(Lq=8, Lk=8)

@@ -141,6 +141,28 @@ def test_a_later_token_changes_nothing_before_it(kind: str, make: Make, decays: 
         assert not np.array_equal(again[..., t, :], out[..., t, :])
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("chunk", [1, 5, 64])
+@pytest.mark.parametrize("kind", DECAYS)
+def test_what_is_no_number_spoils_no_earlier_step(
+    kind: str, chunk: int, bad: float, make: Make, decays: Decays
+) -> None:
+    """Padding at the end may hold anything; from there on nothing is a number."""
+    given = make(Lq=12, Lk=12)
+    options = {"feature_map": "elu", "chunk": chunk, **decays(kind, given[0])}
+    out = linear_attention(*given, **options)
+    for n, operand in enumerate(given):
+        spoilt = operand.copy()
+        spoilt[..., 7, :] = bad
+        again, state = linear_attention(
+            *given[:n], spoilt, *given[n + 1 :], return_state=True, **options
+        )
+        same(again[..., :7, :], out[..., :7, :])
+        assert not np.isfinite(again[..., 7, :]).any() or (n == 0 and bad == np.inf)
+        assert np.isfinite(again[..., 8:, :]).all() == (n == 0)
+        assert np.isfinite(state.S).all() == (n == 0)
+
+
 def test_a_step_may_forget_everything(make: Make, decays: Decays) -> None:
     """log_decay=-inf starts a sequence anew: packed sequences are those sequences."""
     q, k, v = make(Lq=11, Lk=11, dtype="float64")

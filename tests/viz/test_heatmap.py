@@ -158,6 +158,10 @@ def test_what_is_no_number_and_what_sees_nothing_is_told(make: Make) -> None:
     [
         (" the", "␣the"), ("  ", "␣␣"), ("", "(empty)"), ("a b ", "a b␣"), ("\n", "\\n"),
         ("\x00", "\\x00"), ("\ud800", "\\ud800"), ("a\u202eb", "a\\u202eb"), ("\uffff", "\\uffff"),
+        ("\ufeff", "\\ufeff"), ("\xa0", "\\xa0"), ("\u200d", "\\u200d"), ("a\xadb", "a\\xadb"),
+        ("\ufe0f", "\\ufe0f"), ("❤\ufe0f", "❤\ufe0f"), ("1\ufe0f", "1\ufe0f"),
+        ("❤\ufe0f\U000e0101", "❤\ufe0f\\U000e0101"), ("b\u200dd", "b\\u200dd"),
+        ("\u3164", "\\u3164"), ("\u06dd", "\u06dd"), ("\U000e0041", "\\U000e0041"),
         ("\U0001ffff", "\\U0001ffff"), ("שלום", "שלום"), ("👩‍🚀", "👩‍🚀"), ("<&\"'", "<&\"'"),
     ],
 )  # fmt: skip

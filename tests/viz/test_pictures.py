@@ -228,6 +228,7 @@ def test_the_scaling_is_drawn(suffix: str, tmp_path: Path) -> None:
         ({"path": "x.html"}, errors.ArgumentError, ".png or .svg, got x.html"),
         ({"dims": []}, errors.ArgumentError, "dims: expected at least one"),
         ({"dims": [4, 0]}, errors.ArgumentError, "dims: expected head sizes >= 1, got 0"),
+        ({"dims": 4}, errors.ArgumentTypeError, "dims: expected several head sizes, got 4"),
         ({"dims": [4.0]}, errors.ArgumentTypeError, "dims: expected integers, got 4.0"),
     ],
 )

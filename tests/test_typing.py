@@ -1,4 +1,8 @@
-"""The types of the public API are part of it: a strict checker agrees with `typing_api.py`."""
+"""The types of the public API are part of it.
+
+That a strict checker agrees with `typing_api.py` is for the checkers to say: it is one of the files
+that `mypy` and `pyright` read. Here stands that they see anything at all.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +26,6 @@ def mypy(path: Path, cache: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
     )
-
-
-def test_the_public_api_has_the_types_that_users_rely_on(tmp_path: Path) -> None:
-    done = mypy(ROOT / "tests" / "typing_api.py", tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_wrong_use_is_seen_before_it_runs(tmp_path: Path) -> None:

@@ -128,6 +128,18 @@ def test_a_probe_sees_its_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert (got.verdict, told in got.detail) == ("failed", True), got.detail
 
 
+def test_a_later_value_that_reaches_an_earlier_step_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a product of a whole chunk lets it, where a factor of 0 is all that stands between."""
+    leaks = changed(
+        "linear_attention", lambda right, q, k, v, **o: right(q, k, v, **o) + 0 * v.sum()
+    )
+    leaks(monkeypatch)
+    got = examine_probe(find("linear-in-chunks"), BackendSubject("numpy"), "float64")
+    assert (got.verdict, "NaN at step" in got.detail) == ("failed", True), got.detail
+
+
 def test_every_probe_has_been_seen_to_fail() -> None:
     assert {p.name for p in (*layers.PROBES, *relatives.PROBES)} == set(FAULTS)
 

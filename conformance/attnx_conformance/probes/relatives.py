@@ -49,7 +49,7 @@ def _right(kit: Kit, made: Any, expected: Array, bound: Any, what: str) -> None:
 
 
 def _chunks(kit: Kit) -> None:
-    """Chunks of any size give the recurrence."""
+    """Chunks of any size give the recurrence, and no later step reaches an earlier one."""
     backend(kit)
     q, k, v = kit.inputs()
     arrays = [kit.lane.from_numpy(x) for x in (q, k, v)]
@@ -58,6 +58,19 @@ def _chunks(kit: Kit) -> None:
         for chunk in (1, 5, 64):
             made = attnx.linear_attention(*arrays, **options, chunk=chunk)
             _right(kit, made, expected.out, expected.bound, f"{name}, chunks of {chunk}")
+    _poisoned(kit, q, k, v)
+
+
+def _poisoned(kit: Kit, q: Array, k: Array, v: Array) -> None:
+    """A value that is no number spoils no step before its own."""
+    at = kit.L - 3
+    expected = linear_reference(*(x[:, :, :at] for x in (q, k, v)), decay=0.75, dtype=kit.dtype)
+    spoiled = v.copy()
+    spoiled[:, :, at, 0], spoiled[:, :, at + 1, -1] = np.nan, np.inf
+    arrays = [kit.lane.from_numpy(x) for x in (q, k, spoiled)]
+    for chunk in (5, 64):
+        made = attnx.linear_attention(*arrays, decay=0.75, chunk=chunk)[:, :, :at]
+        _right(kit, made, expected.out, expected.bound, f"NaN at step {at}, chunks of {chunk}")
 
 
 def _steps(kit: Kit) -> None:

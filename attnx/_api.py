@@ -10,7 +10,8 @@ from attnx._attention import attention, outward, plan_for
 from attnx._call import Options, prepare
 from attnx._choice import requested
 from attnx._dispatch import Explanation, Plan, explain_choice, lane_of
-from attnx.errors import ArgumentError, ArgumentTypeError
+from attnx.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from attnx.plugin import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,6 +78,9 @@ def attention_vjp(
     options = options._replace(bias=detached(lane, bias), sinks=lane.detached(sinks))
     ready = prepare(lane, q, k, v, options, gradient="vjp")
     chosen = plan_for(requested(backend), ready.call.cls)
+    if return_lse and not chosen.impl.capabilities.lse:  # its class is one without
+        reason = Reason("return_lse", "given", "none")
+        raise UnsupportedError.because(chosen.backend, reason)
     out, lse = chosen.forward(ready.q, ready.k, ready.v, ready.call)
     pullback = _gradients.pullback(lane, chosen, ready, options, (q, k, v), (out, lse))
     out = ready.dims.outward(lane.xp, out)

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from attnx.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from attnx._call import Call, CallClass
     from attnx._lane import Lane
 
-__all__ = ["MASK_KINDS", "Backend", "Capabilities", "Far", "Gradients", "Reason", "mask_kinds"]
+__all__ = [
+    "MASK_KINDS", "Backend", "Capabilities", "Far", "Gradients", "Ranking", "Reason", "mask_kinds",
+]  # fmt: skip
 
 MASK_KINDS = frozenset(
     {
@@ -74,6 +76,20 @@ class Reason(NamedTuple):
     def __str__(self) -> str:
         text = f"{self.option}={self.got} (has {self.supported})"
         return f"{text}; {self.hint}" if self.hint else text
+
+
+class Ranking(NamedTuple):
+    """An order of backends with what `explain` is to say of it; `attnx_rank` may give one.
+
+    Attributes:
+        order: names, the first choice first; those that cannot do the call are passed over.
+        why: a few words on how the order was found, or "".
+        notes: by name, what is known of a backend for this class of calls.
+    """
+
+    order: Sequence[str]
+    why: str = ""
+    notes: Mapping[str, str] | None = None
 
 
 class Far(NamedTuple):

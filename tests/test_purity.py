@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORKS = {"numpy", "ml_dtypes", "scipy", "torch", "jax", "jaxlib", "cupy", "mlx", "tensorflow"}
-ROOMS = ("cli", "compat", "integrations", "viz")
+ROOMS = ("cli", "compat", "integrations", "policies", "viz")
 """Folders of `attnx` that the core never imports, and that may import a framework or the suite."""
 
 CONTRACT = {"attnx.plugin", "attnx.masks", "attnx.tiling", "attnx.errors"}

@@ -17,6 +17,8 @@ from sybil.document import PythonDocStringDocument
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 from sybil.parsers.rest import DocTestParser
 
+collect_ignore = ["docs/examples/attnx-mlx"]  # it has an environment of its own, and MLX in it
+
 settings.register_profile("quick", deadline=None, max_examples=20)
 settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True)
 settings.register_profile("deep", deadline=None, max_examples=1000)

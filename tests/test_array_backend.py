@@ -259,3 +259,49 @@ def test_a_foreign_caller_reaches_it_and_gets_its_own_arrays_back(strict: ArrayB
     assert type(out) is np.ndarray
     expected = reference(q, k, v, mask=attnx.Lengths(np.array([5])))
     assert judge(out, expected.out, bounds(expected, "float32").out).ok
+
+
+class Watched(SmallTiles):
+    """What a lazy framework hears of: looks at values, and what each tile made."""
+
+    def __init__(self, name: str, lane: Lane) -> None:
+        super().__init__(name, lane)
+        self.looks, self.tiles = 0, list[tuple[Any, ...]]()
+
+    def finite(self, *arrays: Any) -> bool:
+        self.looks += 1
+        return super().finite(*arrays)
+
+    def settle(self, call: Any, *arrays: Any) -> None:
+        self.tiles.append(arrays)
+
+
+@pytest.fixture
+def watched() -> Iterator[ArrayBackend]:
+    yield from registered(Watched("strict", QuietLane()))
+
+
+@pytest.mark.parametrize(
+    ("options", "looks"),
+    [({}, 0), ({"causal": True}, 1), ({"causal": True, "assume_finite": True}, 0)],
+    ids=["nothing hidden", "causal", "vouched for"],
+)
+def test_values_are_looked_at_where_something_is_hidden(
+    options: dict[str, Any], looks: int, watched: Watched
+) -> None:
+    q = xp.asarray(random((1, 2, 9, 4)))
+    attnx.attention(q, q, q, **options)
+    assert watched.looks == looks
+
+
+def test_each_tile_is_settled_with_the_sums_it_added_to(watched: Watched) -> None:
+    q, k = xp.asarray(random((1, 2, 16, 4))), xp.asarray(random((1, 2, 10, 4)))
+    out, pullback = attnx.attention_vjp(q, k, k)
+    assert [[tuple(x.shape) for x in made] for made in watched.tiles] == [
+        [(1, 2, 8, 4), *[(1, 2, 8, 1)] * 3]
+    ] * 4
+    watched.tiles.clear()
+    pullback(out)
+    assert [[tuple(x.shape) for x in made] for made in watched.tiles] == [
+        [(1, 2, 8, 4), (1, 2, 5, 4), (1, 2, 5, 4)]
+    ] * 4

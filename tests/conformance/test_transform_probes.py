@@ -282,6 +282,27 @@ def test_a_program_that_keeps_its_first_backend_fails(monkeypatch: pytest.Monkey
     assert got.detail == "use_backend('numpy') around: not obeyed"
 
 
+@pytest.mark.parametrize("named", ["numpy", "torch"])
+def test_a_program_may_refuse_another_frameworks_backend_and_no_other(
+    named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import attnx
+    from attnx.errors import UnsupportedError
+
+    real = attnx.attention
+
+    def refusing(*arrays: Any, **options: Any) -> Any:
+        chosen = attnx.explain(*arrays, **options).choice
+        if chosen == named:
+            raise UnsupportedError("nobody can be called out of a program")
+        return real(*arrays, **options)
+
+    monkeypatch.setattr(attnx, "attention", refusing)
+    subject = torch_subject(monkeypatch, compile=lambda fn: fn)
+    got = examine_probe(find("compiled-choice"), subject, "float32")
+    assert got.verdict == ("passed" if named == "numpy" else "crashed")
+
+
 def test_a_call_that_does_not_know_autocast_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     from contextlib import nullcontext
 

@@ -66,6 +66,8 @@ class Lane:
         bridge: `bridge(far) -> apply(q, k, v, call)`: the framework's differentiation and
             transforms around another framework's backend (`plugin.Far`), or None where there are
             none.
+        attach: the same around functions that compute on this framework's own arrays, and may be
+            traced; or None.
         host: the framework whose arrays a bridge's functions take under a transform, where they are
             not this framework's own: those of a callback that the compiled program makes, say.
         any_shape: whether a call costs the same at shapes not met before; False where a program is
@@ -80,6 +82,7 @@ class Lane:
     refused_types: tuple[type, ...] = ()
     vjp: Callable[[Callable[..., Any], Sequence[Any], Sequence[Any]], tuple[Any, Any]] | None = None
     bridge: Callable[[Far], Callable[..., Any]] | None = None
+    attach: Callable[[Far], Callable[..., Any]] | None = None
 
     def transforms(self) -> Transforms:
         """What the framework does to functions; nothing, unless a lane says more."""

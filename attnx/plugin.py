@@ -28,7 +28,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from attnx import _install
 from attnx._alibi import Alibi
 from attnx._call import Call, CallClass
-from attnx._contract import MASK_KINDS, Backend, Capabilities, Far, Gradients, Reason, mask_kinds
+from attnx._contract import (
+    MASK_KINDS,
+    Backend,
+    Capabilities,
+    Far,
+    Gradients,
+    Ranking,
+    Reason,
+    mask_kinds,
+)
 from attnx._dropout import Dropout
 from attnx._lane import Lane, Transforms
 
@@ -38,6 +47,8 @@ if TYPE_CHECKING:
     import pluggy
 
     from attnx._array_backend import ArrayBackend
+    from attnx._from_function import from_function
+    from attnx._supports import Supports
 
     hookspec: pluggy.HookspecMarker
     hookimpl: pluggy.HookimplMarker
@@ -58,8 +69,11 @@ __all__ = [
     "Far",
     "Gradients",
     "Lane",
+    "Ranking",
     "Reason",
+    "Supports",
     "Transforms",
+    "from_function",
     "hookimpl",
     "hookspecs",
     "lane",
@@ -79,6 +93,13 @@ framework has trees registers each."""
 
 PROJECT = "attnx"
 
+LATE = {
+    "ArrayBackend": "attnx._array_backend",
+    "Supports": "attnx._supports",
+    "from_function": "attnx._from_function",
+}
+"""Where those names stand that only a backend needs."""
+
 
 class BackendSpec(NamedTuple):
     """A backend before it is loaded: cheap to make, and it imports no framework.
@@ -88,7 +109,8 @@ class BackendSpec(NamedTuple):
         load: makes the `Backend`; the framework is imported here.
         array_types: dotted names of the array classes of its framework, such as `"torch.Tensor"`.
         lane: makes the `Lane` of those types, or None when another plugin's lane serves.
-        api_version: the version of the contract it was written for.
+        api_version: the version of the contract it was written for; 1 where a plugin says none,
+            whatever the latest is.
         framework: the name of the lane it computes in; by default its own name.
         requires: modules that must be importable, looked for without importing them.
         summary: one line for tables.
@@ -100,7 +122,7 @@ class BackendSpec(NamedTuple):
     load: Callable[[], Backend]
     array_types: tuple[str, ...] = ()
     lane: Callable[[], Lane] | None = None
-    api_version: int = API_VERSION
+    api_version: int = 1
     framework: str = ""
     requires: tuple[str, ...] = ()
     summary: str = ""
@@ -131,11 +153,11 @@ def lane(framework: str) -> Lane:
 
 def __getattr__(name: str) -> Any:
     """What only a backend needs is imported with its first use: `import attnx` stays light."""
-    if name == "ArrayBackend":
-        from attnx._array_backend import ArrayBackend
+    if name in LATE:
+        import importlib
 
-        globals()[name] = ArrayBackend
-        return ArrayBackend
+        found = globals()[name] = getattr(importlib.import_module(LATE[name]), name)
+        return found
     if name not in ("hookspec", "hookimpl"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import pluggy
@@ -162,8 +184,16 @@ def hookspecs() -> Any:
             """The backends of this plugin. It must not import a framework."""
 
         @spec(firstresult=True)
-        def attnx_rank(self, call: CallClass, candidates: list[str]) -> list[str] | None:
-            """An order of preference among candidates, asked when a plan is made; None to pass."""
+        def attnx_rank(
+            self, call: CallClass, candidates: list[str], explaining: bool
+        ) -> list[str] | Ranking | None:
+            """An order of preference, asked when a plan is made; None to pass.
+
+            It decides where no backend was asked for by name. `candidates` compute in the arrays'
+            own framework, the owner of its lane first; others may be named. `explaining` is True
+            where nothing will be computed: an implementation then says what it knows and finds out
+            nothing.
+            """
 
         @spec
         def attnx_planned(self, plan: Any, explanation: Any) -> None:

@@ -6,6 +6,9 @@ so the other backend takes NumPy's arrays or makes its own of them. `custom_vjp`
 by a second callback, and both callbacks refuse to be differentiated themselves (S6.5).
 
 A callback is a record that compares by value, so JAX finds what it compiled for an equal one.
+
+Functions that compute on JAX's own arrays need no callback (`attach`): they are traced where the
+callback would stand, under the same `custom_vjp`.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
     Operands = tuple[Any, ...]  # the arrays beside q, k and v: bias, sinks, each or None, the rest
 
-__all__ = ["bridge"]
+__all__ = ["attach", "bridge"]
 
 
 class _Host(NamedTuple):
@@ -68,18 +71,27 @@ class _Host(NamedTuple):
 
 
 class _Static(NamedTuple):
-    """What is compiled in."""
+    """What is compiled in; `here` where the functions are JAX's own."""
 
     far: Far
     bare: Call
+    here: bool
 
 
 def bridge(far: Far) -> Callable[..., Any]:
     """See `Lane.bridge`."""
+    return _around(far, here=False)
 
+
+def attach(far: Far) -> Callable[..., Any]:
+    """See `Lane.attach`."""
+    return _around(far, here=True)
+
+
+def _around(far: Far, *, here: bool) -> Callable[..., Any]:
     def apply(q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
         bare, x = call.taken_apart()
-        made = _attend(_Static(far, bare), q, k, v, x)
+        made = _attend(_Static(far, bare, here), q, k, v, x)
         return made[0], made[1] if call.need_lse else None
 
     return apply
@@ -104,6 +116,8 @@ def _called(
     run: str, static: _Static, arrays: tuple[Any, ...], x: Operands, shapes: Sequence[Any]
 ) -> Any:
     host: Any = _Host(run, static.far, static.bare, tuple(shapes))
+    if static.here:
+        return host.entry(arrays, x)
     # Axes of 1 for what vmap does not map: a copy for each entry would cost its memory.
     return jax.pure_callback(host, host.shapes, arrays, x, vmap_method="expand_dims")
 

@@ -201,6 +201,12 @@ class JaxLane(Lane):
 
         return bridge(far)
 
+    def attach(self, far: Far) -> Callable[..., Any]:
+        """`custom_vjp` around functions that JAX traces; see `Lane.attach`."""
+        from attnx_jax._bridge import attach
+
+        return attach(far)
+
     def vjp(
         self, fn: Callable[..., Any], inputs: Sequence[Any], cotangents: Sequence[Any]
     ) -> tuple[Any, Any]:

@@ -198,6 +198,10 @@ class TorchLane(Lane):
 
         return bridge(far)
 
+    def attach(self, far: Far) -> Callable[..., Any]:
+        """The same: its functions take PyTorch's tensors, which no transform looks into."""
+        return self.bridge(far)
+
     def transforms(self) -> Transforms:
         """`torch.compile`, `torch.func`, checkpoint and autocast."""
         from attnx_torch._transforms import TRANSFORMS

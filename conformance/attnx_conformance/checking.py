@@ -1,4 +1,4 @@
-"""The suite for somebody with one kernel function and no plugin.
+"""The suite for somebody with one kernel function, or a backend object, and no plugin.
 
 Example:
     >>> import numpy as np
@@ -16,14 +16,19 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
+
+import attnx
+from attnx.errors import ArgumentError, UnavailableBackend, UnknownBackend
+from attnx.plugin import Backend, BackendSpec, hookimpl
 
 from ._pool import result_of
 from ._worker import trial as examine
 from .diagnosis import Diagnosis
 from .results import Report, Result, unproven, versions
-from .subject import FunctionSubject, Subject, several
+from .subject import BackendSubject, FunctionSubject, Subject, several
 from .suite import Selection, Trial, trials
 
 __all__ = ["ConformanceError", "check"]
@@ -45,10 +50,10 @@ class ConformanceError(AssertionError):
 
 
 def check(
-    fn: Callable[..., Any],
+    fn: Callable[..., Any] | Backend,
     *,
     layout: str = "bhsd",
-    dtypes: Iterable[str] = ("float32",),
+    dtypes: Iterable[str] = (),
     supports: Collection[str] = (),
     framework: str = "numpy",
     vjp: Callable[..., Any] | None = None,
@@ -59,13 +64,15 @@ def check(
     seed: int = 0,
     raises: bool = True,
 ) -> Report:
-    """Check a plain function against the specification, in this process.
+    """Check a plain function against the specification, in this process; or a backend object.
 
     Args:
         fn: `fn(q, k, v, **options) -> out`, or `(out, lse)` with `return_lse=True`. It gets only
-            the options that `supports` names.
+            the options that `supports` names. Or a `Backend`, such as `plugin.from_function`
+            makes, which says itself what it supports: `layout`, `supports`, `framework`, `vjp` and
+            `isolation` are then not for it.
         layout: "bhsd" or "bshd", of its arrays.
-        dtypes: those that it takes.
+        dtypes: those that it takes, by default float32; of a backend all that it declares.
         supports: some of "causal", "causal_top_left", "causal_bottom_right", "mask", "bias",
             "scale", "softcap", "sinks", "alibi" (it gets an `attnx.Alibi` as bias), "dropout" (it
             gets an `attnx.Dropout` of integers), "lse", "gqa", "gradients" and "memory" (it grows
@@ -89,18 +96,20 @@ def check(
             is asked for applies to it.
         ArgumentError: an argument is wrong, or the function cannot be called so.
     """
-    subject = FunctionSubject(
-        fn, layout=layout, dtypes=dtypes, supports=supports, framework=framework, vjp=vjp,
-        isolation=isolation,
-    )  # fmt: skip
-    selection = Selection(
-        level, several(profiles), several(cases), tuple(subject.capabilities.dtypes), (), seed
-    )
-    planned = trials(subject, selection)
-    diagnosis = Diagnosis()
-    results = tuple(_run(subject, trial, diagnosis) for trial in planned)
-    header = {"subjects": [subject.name], "seed": seed, "level": level, "versions": versions()}
-    report = Report({**header, "planned": len(planned)}, results, {"route": {}})
+    if isinstance(fn, Backend):
+        asked = {"layout": layout != "bhsd", "supports": bool(supports), "vjp": vjp is not None,
+                 "framework": framework != "numpy", "isolation": isolation != "full"}  # fmt: skip
+        for name in (name for name, given in asked.items() if given):
+            raise ArgumentError(f"{name}: expected it of a function alone; a backend declares it")
+        with _registered(fn) as subject:
+            report = _examined(subject, several(dtypes), level, profiles, cases, seed)
+    else:
+        subject = FunctionSubject(
+            fn, layout=layout, dtypes=several(dtypes) or ("float32",), supports=supports,
+            framework=framework, vjp=vjp, isolation=isolation,
+        )  # fmt: skip
+        report = _examined(subject, (), level, profiles, cases, seed)
+    results = report.results
     wrong = [result for result in results if not result.ok]
     if raises and unproven(results):
         told = f"{subject.name}: none of {len(results)} trials applies to what it supports"
@@ -110,9 +119,50 @@ def check(
     return report
 
 
-def _run(subject: Subject, trial: Trial, diagnosis: Diagnosis) -> Result:
+def _examined(
+    subject: Subject, dtypes: tuple[str, ...], level: str, profiles: Iterable[str],
+    cases: Iterable[str], seed: int,
+) -> Report:  # fmt: skip
+    """Every trial, in this process."""
+    dtypes = dtypes or tuple(subject.capabilities.dtypes)
+    planned = trials(subject, Selection(level, several(profiles), several(cases), dtypes, (), seed))
+    diagnosis = Diagnosis()
+    with subject.watched() as witness:
+        results = tuple(_run(subject, trial, witness, diagnosis) for trial in planned)
+        route = {} if witness is None else witness.notes()
+    header = {"subjects": [subject.name], "seed": seed, "level": level, "versions": versions()}
+    return Report({**header, "planned": len(planned)}, results, {"route": route})
+
+
+@contextmanager
+def _registered(backend: Backend) -> Iterator[Subject]:
+    """A backend object as a registered one, by its name, for as long as it is examined."""
+    known: Any = None
+    with suppress(UnknownBackend, UnavailableBackend):
+        known = attnx.get_backend(backend.name)
+    if known is backend:
+        yield BackendSubject(backend.name)
+        return
+
+    class Plugin:
+        @hookimpl
+        def attnx_backends(self) -> list[BackendSpec]:
+            framework = backend.lane.name
+            return [BackendSpec(backend.name, load=lambda: backend, framework=framework)]
+
+    name = f"attnx-conformance-check-{backend.name}"
+    attnx.register(Plugin(), name)
+    try:
+        subject = BackendSubject(backend.name)
+        subject.spec = subject.target = ""  # no other process can make it
+        yield subject
+    finally:
+        attnx.unregister(name)
+
+
+def _run(subject: Subject, trial: Trial, witness: Any, diagnosis: Diagnosis) -> Result:
     task = trial.task
-    answer = examine(subject, None, *task[:5], diagnosis)
+    answer = examine(subject, witness, *task[:5], diagnosis)
     return result_of(task, subject.name, subject.target, answer)
 
 

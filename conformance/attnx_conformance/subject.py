@@ -9,7 +9,6 @@ it does not declare must raise `UnsupportedError`.
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
@@ -20,7 +19,7 @@ import numpy as np
 import attnx
 from attnx.errors import ArgumentError
 from attnx.masks import Mask, map_leaves
-from attnx.plugin import MASK_KINDS, Alibi, Capabilities, Lane, mask_kinds
+from attnx.plugin import Alibi, Capabilities, Lane, Supports, mask_kinds
 
 from ._marshal import NotApplicableError, plain_dropout
 from ._visibility import Grid, visibility
@@ -38,13 +37,8 @@ __all__ = [
 ]
 
 LAYOUTS = ("bhsd", "bshd")
-SEEN_THROUGH = frozenset({"compile", "vmap", "forward_mode", "higher_order"})
-"""Transforms of its framework that a function may be seen through; see `Capabilities`."""
-FEATURES = SEEN_THROUGH | frozenset({
-    "causal", "causal_top_left", "causal_bottom_right", "mask", "bias", "scale", "softcap", "sinks",
-    "alibi", "dropout", "lse", "gqa", "gradients", "memory", "mask_objects",
-})  # fmt: skip
-"""What `FunctionSubject(supports=...)` may name."""
+FEATURES = Supports.KNOWN
+"""What `FunctionSubject(supports=...)` may name; see `attnx.plugin.Supports`."""
 
 
 def several(names: str | Iterable[str]) -> tuple[str, ...]:
@@ -167,25 +161,21 @@ class FunctionSubject(Subject):
         isolation: str = "none",
         spec: str = "",
     ) -> None:
-        supports, dtypes, layouts = several(supports), several(dtypes), several(layout)
+        dtypes, layouts = several(dtypes), several(layout)
         for what, given, known in (("layout", layouts, LAYOUTS), ("dtypes", dtypes, DTYPES)):
             if not given or not set(given) <= set(known):
                 raise ArgumentError(
                     f"{what}: expected some of {', '.join(known)}, got {', '.join(given) or 'none'}"
                 )
-        unknown = sorted(set(supports) - FEATURES)
-        if unknown:
-            raise ArgumentError(
-                f"supports: unknown {', '.join(unknown)}; known: {', '.join(sorted(FEATURES))}"
-            )
+        self.supports = Supports(supports)
         if isolation not in ("full", "unseen", "none"):
             raise ArgumentError(f"isolation: expected full, unseen or none, got {isolation!r}")
-        _check_signature(fn, supports, len(layouts) > 1)
-        self.fn, self.vjp, self.supports = fn, vjp, frozenset(supports)
+        self.supports.check_signature(fn, "q, k, v", *["layout"] * (len(layouts) > 1))
+        self.fn, self.vjp = fn, vjp
         self.name = name or getattr(fn, "__name__", type(fn).__name__)
-        self.isolation, self.linear_memory = isolation, "memory" in supports
+        self.isolation, self.linear_memory = isolation, "memory" in self.supports
         self.spec, self.layouts = spec, layouts
-        self.mask_objects = "mask_objects" in supports
+        self.mask_objects = "mask_objects" in self.supports
         self.lane = attnx.get_backend(framework).lane
         self.ways = self._ways()
         if "gradients" in self.supports and not self.ways:
@@ -195,27 +185,13 @@ class FunctionSubject(Subject):
             )
         if vjp is not None and "gradients" not in self.supports:
             raise ArgumentError('vjp: add "gradients" to supports, or it is never asked')
-        self.capabilities = self._declared(frozenset(dtypes), isolation)
+        self.capabilities = self.supports.declared(dtypes, isolation, gradient=bool(self.ways))
 
     def _ways(self) -> tuple[str, ...]:
         if "gradients" not in self.supports:
             return ()
         own = ("vjp",) if self.vjp is not None else ()
         return own + (("framework",) if self.lane.vjp is not None else ())
-
-    def _declared(self, dtypes: frozenset[str], isolation: str) -> Capabilities:
-        has = self.supports
-        causal = {"causal", "causal_top_left", "causal_bottom_right"} & has
-        every = "mask" in has or "mask_objects" in has
-        masks = MASK_KINDS if every else frozenset({"causal"} if causal else ())
-        seen_through: dict[str, Any] = {name: name in has for name in SEEN_THROUGH}
-        return Capabilities(
-            dtypes=dtypes, masks=masks, gqa="gqa" in has, bias="bias" in has, alibi="alibi" in has,
-            softcap="softcap" in has, sinks="sinks" in has, dropout="dropout" in has,
-            lse="lse" in has, gradient=bool(self.ways), bias_gradient="bias" in has,
-            sinks_gradient="sinks" in has, lse_gradient="lse" in has, isolation=isolation,
-            **seen_through,
-        )  # fmt: skip
 
     def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
         """The function's answer for the options that it takes.
@@ -263,7 +239,8 @@ class FunctionSubject(Subject):
         square = q.shape[axis] == k.shape[axis]
         passed: dict[str, Any] = {}
         # An alignment may depend on the mask's own lengths (S3.5), which a function does not know.
-        if not isinstance(mask, Mask) and causal is not False and self._takes(causal, square):
+        by_name = causal is not False and self.supports.takes_causal(causal, square=square)
+        if not isinstance(mask, Mask) and by_name:
             passed["causal"] = causal if "causal" in self.supports else True
             causal = False
         if causal is False and mask is None:
@@ -289,39 +266,6 @@ class FunctionSubject(Subject):
 
     def _leaf(self, leaf: Any) -> Any:
         return self.lane.to_numpy(leaf) if self.lane.owns(leaf) else leaf
-
-    def _takes(self, causal: Any, square: bool) -> bool:
-        if "causal" in self.supports:
-            return True
-        aligned = {"causal_top_left", "causal_bottom_right"} & self.supports
-        return bool(aligned) and (square or f"causal_{causal}" in aligned)
-
-
-KEYWORDS = {
-    "causal_top_left": "causal", "causal_bottom_right": "causal", "mask_objects": "mask",
-    "alibi": "bias", "lse": "return_lse",
-}  # fmt: skip
-"""Features that a function takes under another name; the others bear their own."""
-
-
-def _check_signature(fn: Any, supports: Collection[str], layout: bool) -> None:
-    """Whether a function can be called with what it is said to support."""
-    silent = {"gqa", "gradients", "memory", *SEEN_THROUGH}
-    names = {KEYWORDS.get(name, name) for name in supports} - silent
-    names |= {"layout"} if layout else set()
-    names |= {"causal"} if "mask_objects" in supports else set()
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # a built-in tells nothing
-        return
-    try:
-        signature.bind(None, None, None, **dict.fromkeys(sorted(names)))
-    except TypeError as error:
-        keywords = "".join(f", {name}=..." for name in sorted(names))
-        raise ArgumentError(
-            f"function: expected one that can be called as fn(q, k, v{keywords}), "
-            f"got {getattr(fn, '__name__', fn)}({', '.join(signature.parameters)}): {error}"
-        ) from None
 
 
 def function_spec(

@@ -22,7 +22,7 @@ from attnx._api import (
 from attnx._choice import set_default_backend, use_backend
 from attnx._dispatch import Candidate, Explanation
 from attnx._dropout import Dropout
-from attnx._registry import BackendInfo, Record
+from attnx._registry import BackendInfo, Record, registry
 from attnx._report import backends, doctor, get_backend, implementations, register, unregister
 from attnx.cache import KVCache
 from attnx.heads import (
@@ -107,4 +107,14 @@ __all__ = [
 
 __version__ = "0.1.0"
 
+
+def _policy() -> object:
+    """The plugin that `ATTNX_POLICY` asks for, made when plugins are collected."""
+    from attnx import policies
+
+    return policies.named(registry.settings.policy or "")
+
+
+if registry.settings.policy is not None:
+    registry.policy = _policy
 _install.look()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import array_api_strict
@@ -267,6 +270,33 @@ def python() -> Callable[..., str]:
         return done.stderr if fails else done.stdout
 
     return python
+
+
+def lay_out(project: Path, folder: Path) -> None:
+    """What `pip install` of a pure project leaves in a folder: its modules and its metadata."""
+    settings = tomllib.loads((project / "pyproject.toml").read_text("utf-8"))
+    about, wheel = settings["project"], settings["tool"]["hatch"]["build"]["targets"]["wheel"]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in wheel.get("packages", ()):
+        shutil.copytree(project / path, folder / Path(path).name)
+    for path in wheel.get("only-include", ()):
+        shutil.copy(project / path, folder)
+    name, version = about["name"], about["version"]
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "utf-8"
+    )
+    points = [f"{key} = {value}" for key, value in about["entry-points"]["attnx"].items()]
+    (info / "entry_points.txt").write_text("\n".join(["[attnx]", *points, ""]), "utf-8")
+
+
+@pytest.fixture(scope="session")
+def echo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PYTHONPATH with docs/examples/attnx-echo as it is installed."""
+    folder = tmp_path_factory.mktemp("echo")
+    lay_out(Path(__file__).parents[1] / "docs" / "examples" / "attnx-echo", folder)
+    return folder
 
 
 def random_leaf(rng: np.random.Generator, B: int, Hq: int, Lq: int, Lk: int, align: str) -> Any:

@@ -118,6 +118,36 @@ def test_the_built_wheel_brings_the_command(installed: Path) -> None:
         assert command in done.stdout
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("base", ["array", "bare"])
+def test_a_new_backend_installs_and_passes(base: str, built: Path, tmp_path: Path) -> None:
+    """The author's afternoon: from the wheel, in an empty folder and an environment of its own."""
+    (wheel,) = built.glob("*.whl")
+    kept = {
+        k: v for k, v in os.environ.items() if not k.startswith(("ATTNX_", "PYTHON", "VIRTUAL"))
+    }
+
+    def ran(*command: object) -> str:
+        done = subprocess.run(
+            [*map(str, command)], cwd=tmp_path, env=kept, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    ran(sys.executable, "-m", "venv", "venv")
+    tools = tmp_path / "venv" / ("Scripts" if sys.platform == "win32" else "bin")
+    ran(tools / "python", "-m", "pip", "install", wheel)
+    ran(tools / "attnx", "new-backend", "demo", "--base", base)
+    ran(tools / "python", "-m", "pip", "install", "./attnx-demo")
+    assert "attnx-demo 0.1.0" in ran(tools / "attnx", "backends")
+    badge = tmp_path / "attnx-demo" / "badge.svg"
+    shown = ran(tools / "attnx", "conformance", "demo", "--badge", badge)
+    assert re.search(r"│ forward +│ held ", shown)
+    assert ">passes 6 of 8 profiles, computes " in badge.read_text("utf-8")
+    ran(tools / "python", "-m", "pip", "install", "-e", "./attnx-demo[test]")
+    assert " passed, " in ran(tools / "pytest", "-q", "attnx-demo")
+
+
 def test_our_backends_register_as_a_third_partys_would() -> None:
     registered = {point.name: point.value for point in entry_points(group="attnx")}
     ours = {"numpy": "attnx_numpy", "torch": "attnx_torch", "jax": "attnx_jax"}

@@ -10,10 +10,13 @@ import typer
 from attnx.cli._bench import bench
 from attnx.cli._compare import compare
 from attnx.cli._conformance import suite
+from attnx.cli._doctor import doctor
 from attnx.cli._explain import explain
-from attnx.cli._listing import backends, doctor
+from attnx.cli._listing import backends
+from attnx.cli._new_backend import new_backend
 from attnx.cli._options import CausalCommand
 from attnx.cli._show import show
+from attnx.cli._tune import tune
 
 __all__ = ["app"]
 
@@ -30,6 +33,8 @@ app.command()(doctor)
 app.command(cls=CausalCommand)(compare)
 app.command(cls=CausalCommand)(show)
 app.command()(bench)
+app.command(cls=CausalCommand)(tune)
+app.command("new-backend")(new_backend)
 app.add_typer(suite, name="conformance")
 
 

@@ -14,6 +14,8 @@ import typer
 from typer.core import TyperGroup
 
 import attnx
+from attnx.cli._badge import badge as badge_command
+from attnx.cli._badge import check_badge, write_badge
 from attnx.cli._compare import chosen
 from attnx.cli._conformance_tables import print_report, print_self_test
 from attnx.cli._options import (
@@ -132,6 +134,12 @@ def run(
     html: Annotated[
         Path | None, typer.Option(show_default=False, help="Write one self-contained HTML page.")
     ] = None,
+    badge: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.svg", show_default=False, help="Write a badge: the profiles it holds."
+        ),
+    ] = None,
     self_test: Annotated[
         bool,
         typer.Option("--self-test", help="Examine the suite itself: planted faults and controls."),
@@ -156,7 +164,7 @@ def run(
     from attnx_conformance.suite import Selection
 
     if self_test:
-        if backend or function or report or html or deviations:
+        if backend or function or report or html or badge or deviations:
             raise ArgumentError("--self-test: it examines the suite alone, and writes no report")
         _self_test(full, jobs or os.cpu_count() or 1, seed)
         return
@@ -176,6 +184,7 @@ def run(
     known = () if deviations is None else load(deviations)
     for path in (report, html):
         check_writable(path)
+    check_badge(badge)
     if known and len(subjects) != 1:
         raise ArgumentError("--deviations: a file is about one backend; name it")
     made = _run_all(subjects, selection, jobs or os.cpu_count() or 1, timeout, known, report)
@@ -185,6 +194,8 @@ def run(
 
         write(made, html)
         typer.echo(f"report: {html}", err=True)
+    if badge is not None:
+        write_badge(made, badge)
     if made.footer.get("interrupted"):
         raise typer.Exit(130)
     right = bool(made.results) and all(result.ok for result in made.results)
@@ -287,6 +298,9 @@ def _self_test(full: bool, jobs: int, seed: int) -> None:
     print_self_test(console(), made)
     if not made.ok:
         raise typer.Exit(1)
+
+
+suite.command("badge")(badge_command)
 
 
 @suite.command("export")

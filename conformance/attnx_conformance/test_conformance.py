@@ -8,7 +8,7 @@ import pytest
 
 from attnx_conformance.plugin import run_trial
 
-__all__: list[str] = []
+__all__ = ["test_conforms"]
 
 
 def test_conforms(attnx_trial: Any, request: pytest.FixtureRequest) -> None:

@@ -61,11 +61,16 @@ def test_a_right_function_passes_what_it_supports() -> None:
     assert status == 0, text
 
 
-def test_a_page_is_written(tmp_path: Path) -> None:
-    page = tmp_path / "report.html"
-    status, _ = ran("numpy", "--case", "self", "--html", str(page))
+def test_a_page_and_a_badge_are_written(tmp_path: Path) -> None:
+    """The badge also from the report alone, the same."""
+    names = ("r.jsonl", "r.html", "a.svg", "b.svg")
+    report, page, badge, again = (str(tmp_path / name) for name in names)
+    status, _ = ran("numpy", "--case", "self", "--report", report, "--html", page, "--badge", badge)
     assert status == 0
-    assert "<html" in page.read_text(encoding="utf-8")
+    assert "<html" in Path(page).read_text("utf-8")
+    assert ">passes forward</text>" in Path(badge).read_text("utf-8")
+    assert ran("badge", report, again) == (0, f"badge: {again}\n")
+    assert Path(again).read_bytes() == Path(badge).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -84,6 +89,9 @@ def test_a_page_is_written(tmp_path: Path) -> None:
         (("--function", f"{KERNELS}:naive", "--isolation", "some"), "expected full, unseen or"),
         (("numpy", "--function", f"{KERNELS}:naive"), "without naming backends"),
         (("numpy", "--self-test"), "it examines the suite alone"),
+        (("numpy", "--badge", "a.png"), "badge: expected a name that ends in .svg, got a.png"),
+        (("badge", "pyproject.toml", "a.svg"), "pyproject.toml: cannot be read as a report: "),
+        (("badge", "absent.jsonl", "a.svg"), "absent.jsonl: cannot be read as a report: "),
     ],
     ids=lambda value: value[-1].replace(":", "-") if isinstance(value, tuple) else None,
 )

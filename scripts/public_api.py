@@ -35,7 +35,7 @@ FOLDERS = {
     "attnx": ROOT / "attnx",
     "attnx_conformance": ROOT / "conformance" / "attnx_conformance",
 }
-SUITE = ("attnx_conformance", "attnx_conformance.cases", "attnx_conformance.results")
+SUITE = tuple(f"attnx_conformance{x}" for x in ("", ".cases", ".results", ".test_conformance"))
 """What is public of the suite; the rest of it is the command's."""
 
 LONGEST = 120  # of a constant's value

@@ -230,9 +230,9 @@ class Collection:
         else:
             for detail, remedy in rivals(spec, self.specs.values()):
                 self._note(Record(name, "warning", detail, remedy, *where))
-            self.specs[name] = spec
             self._owner[name] = source.name
             self._distributions[name] = source.distribution
+            self.specs = {**self.specs, name: spec}  # anew: other threads may go through it
 
     def _note(self, record: Record) -> None:
         if not any(same(record, other) for other in self.records):
@@ -326,7 +326,8 @@ class Collection:
     def _take_out(self, name: str) -> None:
         plugin = self._manager.unregister(name=name)
         for backend in [b for b, owner in self._owner.items() if owner == name]:
-            spec = self.specs.pop(backend)
+            spec = self.specs[backend]
+            self.specs = {n: other for n, other in self.specs.items() if n != backend}
             del self._owner[backend], self._distributions[backend]
             self._backends.pop(backend, None)
             if spec.lane is not None:

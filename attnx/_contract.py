@@ -149,6 +149,7 @@ class Capabilities(NamedTuple):
         deterministic: the same bits every time.
         max_head_size: the greatest D and Dv, or None.
         scores: `"float32"` when scores are kept in float32 at least, `"input"` when in q's dtype.
+        scale: another scale than 1/sqrt(D).
     """
 
     dtypes: frozenset[str]
@@ -174,6 +175,7 @@ class Capabilities(NamedTuple):
     deterministic: bool = False
     max_head_size: int | None = None
     scores: str = "float32"
+    scale: bool = True
 
     def reasons(self, cls: CallClass) -> tuple[Reason, ...]:
         """One `Reason` for each thing a class of calls asks for and this does not declare."""
@@ -190,6 +192,9 @@ class Capabilities(NamedTuple):
         lacking = mask_kinds(cls.mask) - self.masks
         if lacking:
             found.append(Reason("mask", _words(lacking), _words(self.masks)))
+        if cls.scale_sign is not None and not self.scale:
+            hint = "multiply q by what it differs"
+            found.append(Reason("scale", "given", "1/sqrt(D)", hint))
         if self.max_head_size is not None and max(cls.D, cls.Dv) > self.max_head_size:
             got = f"D={cls.D}, Dv={cls.Dv}"
             found.append(Reason("head size", got, f"at most {self.max_head_size}"))

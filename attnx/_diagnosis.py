@@ -46,13 +46,16 @@ class Diagnosis(NamedTuple):
 
 def say(error: BaseException) -> str:
     """An error on one line: its type, and the first line of its message with anything on it."""
-    try:
-        text = str(error)
-    except Exception:  # a message may be made by the plugin's own code
-        text = "its message cannot be read"
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    first = next((line.strip() for line in _message(error).splitlines() if line.strip()), "")
     kind = type(error).__name__
     return f"{kind}: {first}" if first else kind
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # a message may be made by the plugin's own code
+        return "its message cannot be read"
 
 
 def traceback_of(error: BaseException) -> str:
@@ -78,9 +81,9 @@ def diagnose(
     """
     package = distribution.split(" ")[0] or name
     if isinstance(error, PluginError):  # attnx's own words
-        return Diagnosis(str(error), f"repair or uninstall {name}")
+        return Diagnosis(_message(error), f"repair or uninstall {name}")
     if type(error).__name__ == "PluginValidationError":
-        return Diagnosis(" ".join(str(error).split()), f"repair or uninstall {name}")
+        return Diagnosis(" ".join(_message(error).split()), f"repair or uninstall {name}")
     for seen in _chain(error):
         for find in (_native, _missing, _other_contract):
             found = find(seen, package, target)
@@ -106,7 +109,7 @@ def _chain(error: BaseException) -> list[BaseException]:
     """An error, and then those that led to it."""
     found: list[BaseException] = []
     at: BaseException | None = error
-    while at is not None and at not in found:
+    while at is not None and not any(at is seen for seen in found):
         found.append(at)
         at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
     return found
@@ -116,7 +119,7 @@ def _native(error: BaseException, package: str, target: str) -> Diagnosis | None
     """An extension that was built for something else than what is here."""
     if not isinstance(error, (ImportError, RuntimeError, ValueError, AttributeError, OSError)):
         return None
-    text = str(error)
+    text = _message(error)
     lines = [line.strip() for line in text.splitlines()]
     reinstall = f"pip install --force-reinstall {package}"
     kinds = (
@@ -157,7 +160,7 @@ def _missing(error: BaseException, package: str, target: str) -> Diagnosis | Non
 def _other_contract(error: BaseException, package: str, target: str) -> Diagnosis | None:
     """A name that attnx does not have, and has had or will have."""
     asked = isinstance(error, ImportError) and error.name in PARTNERS
-    text = str(error)
+    text = _message(error)
     asked |= isinstance(error, AttributeError) and text.startswith(
         tuple(f"module '{module}' has no attribute" for module in PARTNERS)
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnx import _interop
@@ -180,8 +181,9 @@ def _examine(item: Any, cls: CallClass, choice: Choice) -> tuple[Backend | None,
     except (Exception, SystemExit) as error:
         if registry.settings.strict and isinstance(error, PluginError):
             raise
-        why = str(error)
-        if not isinstance(error, UnavailableBackend):
+        if isinstance(error, UnavailableBackend):
+            why = str(error)
+        else:
             why = f"it failed: {say(error)}"
             registry.fail_backend(name, "reasons or route", error)
         reason = Reason("backend", name, "not available here", why)
@@ -247,7 +249,7 @@ def _each(hook: str, **arguments: Any) -> Iterator[tuple[str, Any]]:
     for plugin, ask in registry.implementations(hook):
         try:
             answer = ask(**arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if registry.settings.strict:
                 raise
             warn(f"{hook} of {plugin!r} failed: {say(error)}", AttnxWarning)
@@ -311,7 +313,8 @@ def _decide(
     if everyone:
         for name in registry.names():
             if name not in seen:
-                seen[name] = _examine(name, cls, choice)[1]
+                with suppress(UnknownBackend):  # another thread has just taken it out
+                    seen[name] = _examine(name, cls, choice)[1]
     for name in notes.keys() & seen.keys():
         if not seen[name].reasons:
             note = f"{seen[name].note}; {notes[name]}"

@@ -71,7 +71,8 @@ def _one_by_one(records: list[Record]) -> list[importlib.metadata.EntryPoint]:
 def _origin(point: importlib.metadata.EntryPoint) -> str:
     """What brought an entry point: `"attnx-mlx 0.2"`."""
     try:
-        return "" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+        dist = point.dist
+        return "" if dist is None or not dist.name else f"{dist.name} {dist.version or '?'}"
     except Exception:  # metadata without a name or a version
         return ""
 

@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from attnx import _install
+from attnx._contract import Capabilities
 from attnx._function_backend import WIDER, FunctionBackend, Kernel
 from attnx._supports import Supports
 from attnx.errors import ArgumentError, ArgumentTypeError
@@ -17,7 +18,7 @@ from attnx.errors import ArgumentError, ArgumentTypeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from attnx._contract import Backend, Capabilities
+    from attnx._contract import Backend
     from attnx._lane import Lane
 
 __all__ = ["from_function"]
@@ -51,7 +52,8 @@ def from_function(
 
     - B, Lq or Lk of 0, rows that causal alignment leaves without a key, and keys that it hides from
       all rows never reach it.
-    - Rows that see nothing get out 0 and lse -inf, or the sink, whatever it gives (S3.7).
+    - Rows that see nothing get out 0 and lse -inf, or the sink, whatever it gives (S3.7); with
+      `"mask_objects"` and `isolation="full"` that is its own to do.
     - Unless it has `isolation="full"`, keys that nobody sees come as zeros (S4.1).
     - out, lse and gradients may come in a wider dtype; each is rounded once.
     - The gradient of a bias may come for all of (B, Hq, Lq, Lk); it is summed.
@@ -61,7 +63,7 @@ def from_function(
     which differentiates `fn` itself; else there are none, and asking is an `UnsupportedError`.
 
     Args:
-        fn: the function.
+        fn: the function. It writes to none of its arrays, and gives new ones (S1.4).
         name: the backend's name.
         framework: the name of a registered framework whose arrays it takes.
         supports: words of `Supports`, such as `("causal", "mask", "scale", "lse", "gqa")`.
@@ -78,7 +80,7 @@ def from_function(
             (B, Lq, Hq). Axes of a mask, a bias and dbias are (B, Hq, Lq, Lk) in both.
         lse_base: `"e"`, or 2 where the lse that it gives, and takes back in `backward`, is a
             logarithm to the base 2; d_lse is then of that lse too.
-        devices: kinds of device, by default the CPU.
+        devices: kinds of device that are here, by default the CPU.
         max_head_size: the greatest D and Dv, or None.
 
     Returns:
@@ -112,7 +114,7 @@ def from_function(
         ... ]
         ['softcap=given (has none)']
     """
-    _check_callables(fn, backward)
+    _check_types(fn, backward, name, capabilities, max_head_size)
     separate = {
         "supports": supports or None, "dtypes": dtypes, "isolation": isolation, "devices": devices,
         "max_head_size": max_head_size,
@@ -144,10 +146,20 @@ def _names(given: str | Iterable[str] | None, default: str) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def _check_callables(fn: Any, backward: Any) -> None:
-    for name, value in (("fn", fn), ("backward", backward)):
-        if not (callable(value) or (value is None and name == "backward")):
-            raise ArgumentTypeError(f"{name}: expected a function, got {type(value).__name__}")
+def _check_types(fn: Any, backward: Any, name: Any, capabilities: Any, size: Any) -> None:
+    checks = (
+        ("fn", fn, callable(fn), "a function"),
+        ("backward", backward, backward is None or callable(backward), "a function"),
+        ("name", name, isinstance(name, str), "a text"),
+        ("capabilities", capabilities, isinstance(capabilities, Capabilities | None),
+         "Capabilities"),
+        ("max_head_size", size, size is None or type(size) is int, "an integer"),
+    )  # fmt: skip
+    for what, value, right, expected in checks:
+        if not right:
+            raise ArgumentTypeError(f"{what}: expected {expected}, got {type(value).__name__}")
+    if not name:
+        raise ArgumentError("name: expected the backend's name, got an empty text")
 
 
 def _check_choices(
@@ -169,6 +181,9 @@ def _check_choices(
 
 def _check_gradients(kernel: Kernel, capabilities: Capabilities, lane: Lane) -> None:
     kernel.has.check_signature(kernel.fn, "q, k, v")
+    always = Supports(kernel.has & {"scale"})  # and what else comes may be left out
+    more = ["causal"] * ("mask_objects" in kernel.has)
+    always.check_signature(kernel.fn, "q, k, v", *more)
     if kernel.backward is not None:
         if not capabilities.gradient:
             raise ArgumentError("backward: given, but capabilities have gradient=False")
@@ -178,7 +193,8 @@ def _check_gradients(kernel: Kernel, capabilities: Capabilities, lane: Lane) -> 
                 "with return_lse=True"
             )
         names = Supports(kernel.has - {"lse"})
-        names.check_signature(kernel.backward, "q, k, v, out, lse, d_out, d_lse")
+        for words in (names, always):
+            words.check_signature(kernel.backward, "q, k, v, out, lse, d_out, d_lse", *more)
     elif capabilities.gradient and lane.vjp is None:
         raise ArgumentError(
             f"gradients: {lane.name} has no differentiation of its own; give backward=, or declare "

@@ -78,10 +78,8 @@ class FunctionBackend(Backend):
         return f"{told}, backward {getattr(self.kernel.backward, '__name__', 'given')}"
 
     def reasons(self, cls: CallClass) -> tuple[Reason, ...]:
-        """Those of the declaration, and a scale or a transform that it does not take."""
+        """Those of the declaration, and a transform that it does not take."""
         found = super().reasons(cls)
-        if cls.scale_sign is not None and "scale" not in self.kernel.has:
-            found += (Reason("scale", "given", "1/sqrt(D)", "multiply q by what it differs"),)
         watched = cls.traced or cls.gradient == "framework"
         if watched and not self.by_framework and self.lane.attach is None:
             hint = "use attention_vjp, outside the transform"
@@ -116,7 +114,8 @@ class FunctionBackend(Backend):
     def forward(self, q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
         """See `Backend.forward`."""
         if 0 in (call.B, call.Lq, call.Lk):
-            return self._nothing(q, call, call.Lq)
+            answer = self._nothing(q, call, call.Lq)
+            return self._tied(answer, q, k, v, call) if self.by_framework else answer
         fill = self.by_framework and self.capabilities.isolation != "full"
         asked = self._ask(q, k, v, call, fill=fill)
         with self.lane.quiet():
@@ -147,6 +146,18 @@ class FunctionBackend(Backend):
         sinks = xp.astype(xp.reshape(call.sinks, (1, call.Hq, 1)), self._wide(call))
         return out, xp.broadcast_to(sinks, shape)
 
+    def _tied(self, answer: tuple[Any, Any], q: Any, k: Any, v: Any, call: Call) -> tuple[Any, Any]:
+        """The same values, which the framework can differentiate: every gradient is 0."""
+        xp = self.lane.xp
+
+        def tied(value: Any) -> Any:
+            for array in (q, k, v, call.bias, call.sinks):
+                if array is not None:
+                    value = value + xp.astype(xp.sum(array[:0, ...]), value.dtype)
+            return value
+
+        return tied(answer[0]), tied(answer[1])
+
     def _run(self, asked: Asked, call: Call) -> tuple[Any, Any]:
         """out and lse of the function, in the contract's shapes, dtypes and base."""
         kernel, rows = self.kernel, asked.q.shape[2]
@@ -173,14 +184,16 @@ class FunctionBackend(Backend):
 
     def _taken(self, what: str, array: Any, shape: tuple[int, ...], like: Any) -> Any:
         """A result, once it is what was expected; in the contract's layout and dtype."""
+        return self._rounded(what, self._shaped(what, array, shape), like)
+
+    def _shaped(self, what: str, array: Any, shape: tuple[int, ...]) -> Any:
         if not self.lane.owns(array):
             self._wrong(what, f"an array of {self.lane.name}", type(array).__name__)
         turned = self.kernel.turned and what in ("out", "lse", "dq", "dk", "dv")
         expected = (shape[0], shape[2], shape[1], *shape[3:]) if turned else shape
         if tuple(array.shape) != expected:
             self._wrong(what, f"shape {expected}", f"{tuple(array.shape)}")
-        array = self._turn(array) if turned else array
-        return self._rounded(what, array, like)
+        return self._turn(array) if turned else array
 
     def _rounded(self, what: str, array: Any, like: Any) -> Any:
         """A result in the dtype of an array, unless it is narrower already."""
@@ -260,8 +273,9 @@ class FunctionBackend(Backend):
         if asked.live is not None:
             live = asked.live[..., 0]
             d_out = xp.where(asked.live, d_out, xp.zeros_like(d_out))
+            # exp(-inf - lse) is then 0, where a sink is -inf as well.
+            lse = xp.where(live | (lse != -xp.inf), lse, xp.zeros_like(lse))
             if call.sinks is None:
-                lse = xp.where(live, lse, xp.zeros_like(lse))
                 d_lse = None if d_lse is None else xp.where(live, d_lse, xp.zeros_like(d_lse))
         if unit != 1.0:
             lse, d_lse = lse / unit, None if d_lse is None else d_lse * unit
@@ -280,9 +294,9 @@ class FunctionBackend(Backend):
             shape = tuple(like.shape)
             if name == "dbias" and tuple(getattr(array, "shape", ())) != shape:
                 shape = (call.B, call.Hq, asked.q.shape[2], asked.k.shape[2])
-            found[name] = self._taken(name, array, shape, like)
-            if name == "dbias":
-                found[name] = self._summed(found[name], like)
+            array = self._shaped(name, array, shape)
+            array = self._summed(array, like) if name == "dbias" else array
+            found[name] = self._rounded(name, array, like)
         if asked.live is not None:
             zeros = self.lane.xp.zeros_like(found["dq"])
             found["dq"] = self.lane.xp.where(asked.live, found["dq"], zeros)
@@ -291,7 +305,11 @@ class FunctionBackend(Backend):
     def _summed(self, array: Any, like: Any) -> Any:
         """The gradient of a bias, summed over the axes along which the bias was broadcast."""
         axes = tuple(a for a in range(4) if array.shape[a] != like.shape[a])
-        return self.lane.xp.sum(array, axis=axes, keepdims=True) if axes else array
+        if not axes:
+            return array
+        xp, narrow = self.lane.xp, self.lane.dtype_name(array) in ("float16", "bfloat16")
+        total = xp.sum(xp.astype(array, xp.float32) if narrow else array, axis=axes, keepdims=True)
+        return xp.astype(total, array.dtype) if narrow else total
 
     def _whole(self, asked: Asked, found: Gradients, d_lse: Any, call: Call) -> Gradients:
         """The gradients of all of q, k and v: 0 for what was cut off."""

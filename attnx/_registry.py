@@ -49,6 +49,8 @@ class Registry(Collection):
         if spec is None:
             near = _settings.nearest(name, self.names())
             hint = f"; did you mean {near!r}?" if near else ""
+            if name.startswith("@"):  # as a compiled program knows it
+                hint = "; a compiled program finds a backend object by its name: register it"
             raise UnknownBackend(
                 f"backend: no backend {name!r} is registered; there are "
                 f"{', '.join(map(repr, self.names()))}{self.blocked(name) or hint}"
@@ -141,8 +143,13 @@ class Registry(Collection):
 
     def native(self, name: str) -> list[str]:
         """Backends that compute in a framework, the owner of its lane first."""
-        names = [n for n, s in self.specs.items() if framework(s) == name]
-        return sorted(names, key=lambda n: self.specs[n].lane is None)
+        specs = [spec for spec in self.specs.values() if framework(spec) == name]
+        return [spec.name for spec in sorted(specs, key=lambda spec: spec.lane is None)]
+
+    def infos(self) -> tuple[BackendInfo, ...]:
+        """What is known of every backend, none of which is taken out meanwhile."""
+        with self._lock:
+            return tuple(self.info(name) for name in self.names())
 
     def info(self, name: str) -> BackendInfo:
         """What is known of a backend; loads it."""

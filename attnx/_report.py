@@ -26,7 +26,7 @@ def backends() -> tuple[BackendInfo, ...]:
         >>> [b.status for b in attnx.backends() if b.name == "numpy"]
         ['available']
     """
-    return tuple(registry.info(name) for name in registry.names())
+    return registry.infos()
 
 
 def get_backend(name: str) -> Backend:

@@ -92,10 +92,12 @@ class Supports(frozenset[str]):
             >>> sorted(Supports.of(few) - Supports.SEEN_THROUGH)
             ['gradients', 'lse', 'scale', 'sinks', 'softcap']
         """
-        has = [word for word in (*OPTIONS, *cls.SEEN_THROUGH) if getattr(capabilities, word)]
+        has = [
+            word for word in (*OPTIONS, "scale", *cls.SEEN_THROUGH) if getattr(capabilities, word)
+        ]
         has += ["causal"] * ("causal" in capabilities.masks)
         has += ["mask"] * bool(capabilities.masks - {"causal"})
-        return cls((*has, "scale", *["gradients"] * capabilities.gradient))
+        return cls((*has, *["gradients"] * capabilities.gradient))
 
     def takes_causal(self, align: Any, *, square: bool) -> bool:
         """Whether causal comes by its name; where Lq == Lk the alignments are one."""
@@ -149,7 +151,7 @@ class Supports(frozenset[str]):
         """
         every = {"mask", "mask_objects"} & self
         masks = MASK_KINDS if every else frozenset({"causal"} if self & {*CAUSAL} else ())
-        has: dict[str, Any] = {w: w in self for w in (*OPTIONS, *self.SEEN_THROUGH)}
+        has: dict[str, Any] = {w: w in self for w in (*OPTIONS, "scale", *self.SEEN_THROUGH)}
         return Capabilities(
             frozenset(dtypes), masks=masks, gradient=gradient, bias_gradient="bias" in self,
             sinks_gradient="sinks" in self, lse_gradient="lse" in self, isolation=isolation,

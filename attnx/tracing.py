@@ -89,7 +89,7 @@ def describe(explanation: Explanation) -> str:
     text = " ".join(parts)
     if explanation.exchange:
         text += f"; {explanation.exchange}"
-    return f"{text} ({explanation.why})"
+    return " ".join(f"{text} ({explanation.why})".split())  # what others name may hold line ends
 
 
 def short(call: CallClass) -> str:

@@ -96,7 +96,7 @@ def passes(case: Case, dtype: str, **options: Any) -> None:
     assert outcome.ok, outcome.detail
 
 
-@pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", QUICK[::3], ids=lambda case: case.name)
 def test_a_case_of_the_suite_holds(case: Case, strict: ArrayBackend) -> None:
     if "float32" in case.dtypes:
         passes(case, "float32")

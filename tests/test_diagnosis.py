@@ -125,3 +125,4 @@ def test_an_error_is_said_on_one_line_whatever_it_holds() -> None:
     assert say(ValueError()) == "ValueError"
     assert say(Unreadable()) == "Unreadable: its message cannot be read"
     assert "Unreadable" in traceback_of(Unreadable())
+    assert diagnose(Unreadable(), "mine").detail == "Unreadable: its message cannot be read"

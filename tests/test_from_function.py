@@ -100,6 +100,36 @@ def test_axes_without_length_never_reach_it() -> None:
         assert (lse == -np.inf).all()
 
 
+def test_a_scale_that_it_does_not_take_is_refused_in_the_suite_too() -> None:
+    """Alike where the function is examined and where the backend is."""
+    kernel, _ = kernels("numpy")
+
+    def fixed(q: Any, k: Any, v: Any) -> Any:
+        return kernel(q, k, v, scale=q.shape[-1] ** -0.5)
+
+    mine = plugin.from_function(fixed, name="mine", supports="gqa")
+    said = {r.case: r.verdict for r in check(mine, cases=("scale-one", "self")).results}
+    assert said == {"scale-one": "refused", "self": "passed"}
+    alone = check(fixed, supports="gqa", cases=("scale-one", "self"))
+    assert {r.verdict for r in alone.results} == {"not-applicable", "passed"}
+
+
+def test_the_gradient_of_a_bias_is_rounded_after_it_is_summed() -> None:
+    """The sum of many rounded numbers would be another one: here 505.75."""
+    ones = np.ones((1, 1, 4095, 1), np.float32)
+
+    def kernel(q: Any, k: Any, v: Any, *, bias: Any = None, return_lse: bool = False) -> Any:
+        return (v[:, :, :1] + 0 * q, 0 * q[..., 0].astype("f4")) if return_lse else v + 0 * q
+
+    mine = plugin.from_function(
+        kernel, name="mine", supports=("bias", "lse"), dtypes="float16",
+        backward=lambda q, k, v, *rest, bias=None: (q, k, v, np.float32(0.1234567) * ones),
+    )  # fmt: skip
+    q, k = ones.astype("f2"), np.ones((1, 1, 1, 1), np.float16)
+    out, pull = attnx.attention_vjp(q, k, k, bias=k, backend=mine)
+    assert pull(out).bias == 505.5
+
+
 def test_what_nobody_sees_may_hold_anything(make: Any) -> None:
     """Keys that no row sees, and rows that see no key, come to the function as zeros (S4.1)."""
     q, k, v = make(Lq=5, Lk=9)
@@ -223,6 +253,10 @@ UNMADE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "gradients": ({"supports": "gradients"}, ArgumentError, "numpy has no differentiation of its"),
     "lse": ({"backward": lambda *a: a}, ArgumentError, 'backward: it starts from lse; add "lse"'),
     "backward": ({"backward": 3}, ArgumentTypeError, "backward: expected a function, got int"),
+    "name": ({"name": 3}, ArgumentTypeError, "name: expected a text, got int"),
+    "no name": ({"name": ""}, ArgumentError, "name: expected the backend's name"),
+    "size": ({"max_head_size": "8"}, ArgumentTypeError, "max_head_size: expected an integer"),
+    "capabilities": ({"capabilities": {}}, ArgumentTypeError, "capabilities: expected Capab"),
     "twice": (
         {"supports": "causal", "capabilities": plugin.Capabilities(frozenset({"float32"}))},
         ArgumentError, "supports: expected it in capabilities, which are given",
@@ -236,7 +270,17 @@ def test_what_contradicts_itself_is_no_backend(
 ) -> None:
     """It is an error when the backend is made, and not in some later call."""
     with pytest.raises(error, match=told):
-        plugin.from_function(lambda q, k, v, causal=False: q, name="mine", **given)
+        plugin.from_function(lambda q, k, v, causal=False: q, **{"name": "mine", **given})
+
+
+def test_an_option_that_does_not_always_come_needs_a_default() -> None:
+    """A plain call comes without a mask; a scale always comes."""
+
+    def fn(q: Any, k: Any, v: Any, scale: float, mask: Any) -> Any:
+        return q
+
+    with pytest.raises(ArgumentError, match=r"as fn\(q, k, v, scale=\.\.\.\), .* argument: 'mask'"):
+        plugin.from_function(fn, name="mine", supports=("mask", "scale"))
 
 
 def test_a_whole_declaration_stands_for_the_words(make: Any) -> None:

@@ -44,6 +44,44 @@ def test_a_gradient_of_lse_that_is_not_given_is_refused(make: Any) -> None:
     assert pull(torch.ones_like(out)).q.shape == q.shape
 
 
+def test_torch_compiles_what_it_differentiates_itself(make: Any) -> None:
+    """The program's operation calls the function, where nothing is recorded by itself."""
+    mine = made("torch", own=False, supports=(*EVERY, "gradients"))
+
+    class Plugin:
+        @plugin.hookimpl
+        def attnx_backends(self) -> list[plugin.BackendSpec]:
+            return [plugin.BackendSpec("recorded", lambda: mine, framework="torch")]
+
+    q, k, v = map(torch.from_numpy, make(Lq=5, Lk=9))
+    attnx.register(Plugin(), "recorded-plugin")
+    try:
+        program = torch.compile(
+            lambda q: attnx.attention(q, k, v, backend="recorded"), backend="eager", fullgraph=True
+        )
+        grads = []
+        for fn in (program, lambda q: attnx.attention(q, k, v)):
+            leaf = q.clone().requires_grad_()
+            fn(leaf).pow(2).sum().backward()
+            grads.append(leaf.grad)
+        close(*grads)
+    finally:
+        attnx.unregister("recorded-plugin")
+
+
+@pytest.mark.parametrize(("Lq", "Lk"), [(0, 3), (3, 0)])
+def test_torch_records_an_answer_without_keys_or_rows(Lq: int, Lk: int) -> None:
+    """The function is not called, and every gradient is 0 (S1.2)."""
+    mine = made("torch", own=False, supports=(*EVERY, "gradients"))
+    q, k = (torch.ones(1, 4, n, 8, requires_grad=True) for n in (Lq, Lk))
+    sinks = torch.zeros(4, requires_grad=True)
+    out, lse = attnx.attention(q, k, k, sinks=sinks, return_lse=True, backend=mine)
+    (out.sum() + lse.sum()).backward()
+    assert not q.grad.any()
+    assert not k.grad.any()
+    assert sinks.grad.tolist() == [float(Lq)] * 4
+
+
 @pytest.mark.parametrize("own", [True, False], ids=["backward", "differentiated"])
 @pytest.mark.parametrize(
     "options", [CALLS["the same, with sinks"], CALLS["bias"]], ids=["mask", "bias"]

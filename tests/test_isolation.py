@@ -7,6 +7,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,13 @@ def told(found: Collection, subject: str, status: str = "failed") -> Any:
     return record
 
 
+class Unreadable(Exception):
+    """An error whose message is made by code that fails."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
 def raiser(error: BaseException) -> Callable[..., Any]:
     def hook(**_: Any) -> Any:
         raise error
@@ -90,6 +98,7 @@ BROKEN = {
     "abi": entry("bad", ValueError("numpy.dtype size changed, may indicate")),
     "exit": entry("bad", SystemExit(3)),
     "hook": entry("bad", module(attnx_backends=lambda: 1 // 0)),
+    "unreadable": entry("bad", Unreadable()),
     "misspelt hook": entry("bad", module(attnx_bakends=lambda: None)),
     "hook arguments": entry("bad", module(attnx_planned=lambda nothing: None)),
     "no spec": entry("bad", module(attnx_backends=lambda: ["numpy"])),
@@ -210,6 +219,19 @@ def test_in_a_users_process_warnings_are_the_users_and_may_be_errors(collect: Co
     found = collect(GOOD, entry("loud", load))
     assert found.names() == ["good"]
     assert "turns into an error" in told(found, "loud").remedy
+
+
+def test_a_distribution_without_a_name_has_none_in_the_records(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its folder may have lost its metadata; the name is not "None" then."""
+    info = tmp_path / "attnx_bare-1.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text("[attnx]\nbare = attnx_bare\n", "utf-8")
+    points = list(importlib.metadata.PathDistribution(info).entry_points)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
+    (found,), records = _entries.entries()
+    assert (found.name, found.distribution, records) == ("bare", "", [])
 
 
 def test_metadata_that_cannot_be_read_hides_no_other_plugin(

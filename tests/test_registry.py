@@ -232,6 +232,27 @@ def test_calls_wait_while_another_thread_collects_the_plugins(
     assert python(code, path=str(tmp_path), ATTNX_PLUGINS="numpy,slow") == "[]\n"
 
 
+def test_who_goes_through_the_backends_is_not_disturbed_by_registering(
+    marked: Callable[..., Any],
+) -> None:
+    """Another thread may be choosing one of them meanwhile."""
+    registry.names()
+    going = iter(registry.specs)
+    first = next(going)
+    marked("one more", 1.0)
+    assert first not in list(going)
+
+
+def test_a_backend_that_goes_while_all_are_explained_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its name was listed, and then another thread took it out."""
+    monkeypatch.setattr(registry, "names", lambda: [*sorted(registry.specs), "gone"])
+    told = attnx.explain(x, x, x)
+    assert told.choice == "numpy"
+    assert "gone" not in [candidate.name for candidate in told.candidates]
+
+
 def test_a_name_is_its_first_owners(plug: Plug, marked: Callable[..., Any]) -> None:
     first = marked("twice", 1.0)
     with pytest.raises(PluginError, match="the name is taken by the plugin 'numpy'"):

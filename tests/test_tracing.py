@@ -52,6 +52,16 @@ def test_each_new_plan_is_one_line(marked: Marked, log: Callable[[], list[str]])
     assert "; numpy to torch and back" in line
 
 
+def test_what_others_name_stays_on_the_line(
+    marked: Marked, plug: Callable[..., None], log: Callable[[], list[str]]
+) -> None:
+    marked("a", 2.0)
+    plug("mine", attnx_rank=lambda call, candidates: plugin.Ranking(["a"], "two\nlines"))
+    attnx.attention(x, x, x)
+    (line,) = log()
+    assert line.endswith("(the plugin 'mine': two lines)")
+
+
 def test_a_logger_that_is_switched_off_costs_no_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

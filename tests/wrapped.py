@@ -95,6 +95,10 @@ CALLS: dict[str, dict[str, Any]] = {
     "lengths": {"causal": "bottom_right", "mask": attnx.Lengths(np.array([4, 0]))},
     "a row that sees nothing": {"mask": EMPTY_ROW},
     "the same, with sinks": {"mask": EMPTY_ROW, "sinks": SINKS},
+    "the same, with a sink that is none": {
+        "mask": EMPTY_ROW,
+        "sinks": np.where(SINKS > 0, SINKS, -np.inf).astype(np.float32),
+    },
     "bias": {"bias": BIAS, "softcap": 3.0, "scale": -0.5},
     "bias that hides": {"bias": np.where(EMPTY_ROW, 0, -np.inf).astype(np.float32)},
 }

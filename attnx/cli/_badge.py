@@ -29,11 +29,13 @@ def badge(
 
         attnx conformance badge report.jsonl badge.svg
     """
+    from attnx_conformance.badge import badge as made
     from attnx_conformance.results import read
 
     try:
         found = read(report)
-    except (OSError, ValueError, KeyError) as error:
+        made(found)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArgumentError(f"{report}: cannot be read as a report: {error}") from None
     check_badge(file)
     write_badge(found, file)

@@ -246,7 +246,7 @@ def _run_all(
     header = {
         "subjects": list(planned), "seed": selection.seed, "level": selection.level,
         "versions": versions(), "planned": sum(map(len, planned.values())), "started": _now(),
-        "absent": selection.absent(),
+        "absent": selection.absent(), "sample": selection.sample(subjects),
     }  # fmt: skip
     results: list[Result] = []
     footer: dict[str, Any] = {"route": {}, "interrupted": False, "errors": []}

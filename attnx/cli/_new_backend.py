@@ -167,6 +167,8 @@ def _words(name: str, base: str, framework: str) -> dict[str, str]:
         "requirements": _requirements(framework),
         "api_version": str(API_VERSION),
         "device": "cuda" if cuda else "cpu",
+        "runner": "[self-hosted, gpu] # CuPy needs a CUDA card" if cuda else "ubuntu-latest",
+        "libraries": " 'attnx[cuda12]' # or cuda13: CuPy for the driver" if cuda else "",
         "imports": "import cupy\n" if cuda else "",
         "devices": _read("devices_cupy.in") if cuda else "",
     }
@@ -210,11 +212,17 @@ def _badge(name: str) -> str:
     return draw("not examined yet", "grey", f"attnx conformance {name}: not examined yet")
 
 
+def _empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
 def _write(target: Path, files: dict[str, str]) -> None:
     """All files or none: they are written beside the target and moved there at the end."""
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise ArgumentError(f"{target} is there already; remove it, or choose another --directory")
     try:
+        if target.is_symlink() or (target.exists() and not _empty(target)):
+            raise ArgumentError(
+                f"{target} is there already; remove it, or choose another --directory"
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".attnx-new-", dir=target.parent) as beside:
             made = Path(beside) / target.name

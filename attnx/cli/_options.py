@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
 import signal
 import sys
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,8 +101,27 @@ def check_writable(path: Path | None) -> None:
 @contextmanager
 def output_kept_clean() -> Iterator[None]:
     """What plugins print while they are loaded goes to standard error, not among the answer."""
-    with redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr), _native_output_to_stderr():
         yield
+
+
+@contextmanager
+def _native_output_to_stderr() -> Iterator[None]:
+    """Alike what an extension writes to the descriptor itself, and what C keeps in its buffer."""
+    try:
+        kept = os.dup(1)
+    except OSError:  # a process without standard output
+        yield
+        return
+    with suppress(OSError):
+        os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # no such function where C is another
+            ctypes.CDLL(None).fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 @contextmanager

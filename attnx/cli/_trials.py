@@ -8,13 +8,14 @@ is tried alone, so that the record names it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import attnx
 from attnx import Record
 from attnx._registry import registry
-from attnx.plugin import MASK_KINDS, Alibi, mask_kinds
+from attnx.plugin import MASK_KINDS, Alibi, CallClass, mask_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,7 +37,7 @@ BROAD = (
 
 SINGLE = {
     "lse": "cross", "gqa": "grouped", "bias": "bias-2d", "alibi": "alibi-top-left",
-    "softcap": "softcap", "sinks": "sinks", "dropout": "dropout-half",
+    "scale": "scale-negative", "softcap": "softcap", "sinks": "sinks", "dropout": "dropout-half",
     "lengths": "lengths", "window": "window-left", "dense": "bool-2d", "causal": "causal",
     "starts": "starts", "prefix": "prefix", "segments": "segments", "blocks": "blocks",
     "predicate": "predicate", "positions": "window-positions", "or": "or-windows",
@@ -52,13 +53,20 @@ NEEDLESS = frozenset({"gqa", "lse", "lse_gradient"})
 
 
 def ask_hooks(backends: Iterable[str]) -> None:
-    """Ask plugins for their cases; the registry keeps a record of one that raises."""
+    """Ask plugins for their cases and an order; the registry keeps a record of one that raises."""
+    names = list(backends)
     for _, ask in attnx.implementations("attnx_conformance_cases"):
-        for name in backends:
+        for name in names:
             try:
                 list(ask(backend=name))
             except Exception:
                 break
+    for _, ask in attnx.implementations("attnx_rank"):
+        for framework in sorted({attnx.get_backend(name).lane.name for name in names}):
+            cls = CallClass(framework, "cpu", "float32", 8, 8, grouped=False, square=True)
+            candidates = registry.native(framework)
+            with suppress(Exception):
+                ask(call=cls, candidates=candidates, explaining=True)
 
 
 def try_backend(name: str) -> tuple[Record, ...]:
@@ -74,6 +82,14 @@ def try_backend(name: str) -> tuple[Record, ...]:
 
 def _trials(name: str) -> Iterator[Record]:
     trial = _Backend(name)
+    elsewhere = trial.elsewhere()
+    if elsewhere:
+        info = registry.info(name)
+        yield Record(
+            name, "warning", f"not tried: {elsewhere}", "try it with arrays that lie there",
+            info.distribution, registry.owner(name),
+        )  # fmt: skip
+        return
     plain = trial.run(PLAIN, trial.first)
     if not plain.ok:
         # reasons() and route() come before the call, and are recorded where they raise.
@@ -93,6 +109,19 @@ class _Backend:
         declared = [dtype for dtype in DTYPES if dtype in self.has.dtypes]
         self.first = "float32" if "float32" in declared or not declared else declared[0]
         self.others = [dtype for dtype in declared if dtype != self.first]
+
+    def elsewhere(self) -> str:
+        """Where it computes, if arrays that are made here do not lie there; else ""."""
+        import numpy as np
+
+        lane = attnx.get_backend(self.name).lane
+        here = lane.device(lane.from_numpy(np.zeros(1, np.float32))).split(":")[0]
+        devices = self.has.devices
+        if here in devices:
+            return ""
+        return (
+            f"it computes on {', '.join(sorted(devices))}, and {lane.name} makes arrays on {here}"
+        )
 
     def declared(self) -> frozenset[str]:
         """Every option that is declared and has a case."""
@@ -190,6 +219,7 @@ def _needs(case: Case, dtype: str) -> frozenset[str]:
     needs |= {"dense"} if given.mask is not None and not hasattr(given.mask, "structure") else set()
     needs |= {"causal"} if options.get("causal", False) is not False else set()
     needs |= {"softcap"} if options.get("softcap") is not None else set()
+    needs |= {"scale"} if options.get("scale") is not None else set()
     needs |= {"dropout"} if options.get("dropout") is not None else set()
     needs |= {"sinks"} if given.sinks is not None else set()
     needs |= {"isolation"} if "isolation" in case.needs else set()

@@ -7,6 +7,7 @@ it uses what is known. While it measures, whoever asks again in the same thread 
 
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ NOT_YET = "not measured yet; the first such call does, or `attnx tune`"
 _measuring = threading.local()
 _one_at_a_time = threading.RLock()
 """Two measurements side by side would each measure the other."""
+WAIT = 60.0
+"""Seconds to wait for another's; it may itself wait for whoever asks, in a thread of a backend."""
 
 
 class fastest:
@@ -59,7 +62,7 @@ class fastest:
 
     Raises:
         ArgumentError: a name twice, or lengths that are none or too small.
-        ArgumentTypeError: something that is no name, no integer or no function.
+        ArgumentTypeError: something that is no name, no integer, no path or no function.
 
     Example:
         >>> import attnx
@@ -83,6 +86,8 @@ class fastest:
             raise ArgumentTypeError(
                 f"fastest: measure: expected a function of runs, got {type(measure).__name__}"
             )
+        if not (folder is None or (isinstance(folder, (str, Path)) and str(folder))):
+            raise ArgumentTypeError(f"fastest: folder: expected a path, got {folder!r}")
         self._store = Store(None if folder is None else Path(folder).absolute())
         self._measure = measure
         self._impossible: dict[CallClass, str] = {}
@@ -103,13 +108,13 @@ class fastest:
         if len(names) < 2:
             found: Ranking | None = Ranking(names, self.lacking(call))
         elif call.traced:
-            found = self._traced(call, names)
+            found = self._traced(call, names, owner)
         elif explaining:
             known = self._current(call, names)
-            found = self._ranking(known, names) if known else None
+            found = self._ranking(known, names, owner) if known else None
         else:
             known = self.tune(call, names)
-            found = self._ranking(known, names) if known else None
+            found = self._ranking(known, names, owner) if known else None
         if found is None:
             return self._unmeasured(call, names, owner, explaining=explaining)
         return found._replace(order=[*found.order, *(n for n in owner if n not in found.order)])
@@ -127,32 +132,43 @@ class fastest:
 
         Returns:
             By name, what is known of each that can do it.
+
+        Raises:
+            TimeoutError: another thread has been measuring for a minute; ask again later.
         """
         if names is None:
             names = self._names.registered() or registry.native(call.framework)
-        key = _key(call)
-        with _one_at_a_time:
-            known = self._current(key, names)
-            missing = [name for name in names if name not in known]
-            if not _plans(key, missing):
-                return known
-            plans = _plans(key, names)
-            if len(plans) < 2 or key in self._impossible:
-                return {}
-            _measuring.busy = True
-            try:
-                measured = self._times(key, plans)
-            except CannotBeMade as error:
-                self._impossible[key] = str(error)
-                return {}
-            finally:
-                _measuring.busy = False
-            self._store.save(key, self.lengths, measured)
-            self._correct()
-            return measured
+        if not _one_at_a_time.acquire(timeout=WAIT):
+            self._guessed = True
+            raise TimeoutError(f"another thread has been measuring for {WAIT:g} s")
+        try:
+            return self._tuned(_key(call), names)
+        finally:
+            _one_at_a_time.release()
+
+    def _tuned(self, key: CallClass, names: Sequence[str]) -> dict[str, Measured]:
+        """What is known; measured first, if somebody who can do it has not been."""
+        known = self._current(key, names)
+        missing = [name for name in names if name not in known]
+        if not _plans(key, missing):
+            return known
+        plans = _plans(key, names)
+        if len(plans) < 2 or key in self._impossible:
+            return {}
+        _measuring.busy = True
+        try:
+            measured = self._times(key, plans)
+        except CannotBeMade as error:
+            self._impossible[key] = str(error)
+            return {}
+        finally:
+            _measuring.busy = False
+        self._store.save(key, self.lengths, measured)
+        self._correct()
+        return measured
 
     def _correct(self) -> None:
-        """Have plans made anew, if one was made under a transform before this was known."""
+        """Have plans made anew, if one was made under a transform or beside this, and knew less."""
         if self._guessed:
             self._guessed = False
             for forget in registry.on_change:
@@ -180,7 +196,7 @@ class fastest:
                 left = {name: run for name, run in runs.items() if name not in failures}
                 taken = self._measure(left) if left else {}
             for name in left:
-                seconds[name].append(max(float(taken[name]), 1e-9))
+                seconds[name].append(_seconds(taken, name))
         return {
             name: Measured(version(name), (), failures[name])
             if name in failures
@@ -199,7 +215,7 @@ class fastest:
         asked = [name for name in names if name in stored and name in registered]
         return {name: stored[name] for name in asked if _installed(name) == stored[name].version}
 
-    def _traced(self, call: CallClass, names: Sequence[str]) -> Ranking | None:
+    def _traced(self, call: CallClass, names: Sequence[str], owner: list[str]) -> Ranking | None:
         """What is known of the class outside a transform.
 
         A compiler that reads Python does not tell the head size (it puts 1, and 2 for another Dv):
@@ -207,13 +223,13 @@ class fastest:
         """
         known = self._current(call, names)
         if known:
-            return self._ranking(known, names)
+            return self._ranking(known, names, owner)
         if (call.D, call.Dv) not in ((1, 1), (1, 2)):
             return None
         rankings = []
         for kept in self._store.any_head_size(_key(call), self.lengths):
             current = self._still(kept, names)
-            rankings += [self._ranking(current, names)] if current else []
+            rankings += [self._ranking(current, names, owner)] if current else []
         if len({ranking.order[0] for ranking in rankings}) != 1:
             return None
         return rankings[0]._replace(why="measured at the head sizes that were met", notes=None)
@@ -232,14 +248,19 @@ class fastest:
         order = [*names, *(name for name in owner if name not in names)]
         return Ranking(order, self.lacking(call))
 
-    def _ranking(self, known: Mapping[str, Measured], names: Sequence[str]) -> Ranking:
-        """By time; those that were not measured come after, in the order they were given."""
+    def _ranking(
+        self, known: Mapping[str, Measured], names: Sequence[str], owner: list[str]
+    ) -> Ranking:
+        """By time; then those that were not measured, then the owner, and last what failed."""
         ranked = sorted(known, key=lambda name: (known[name].mean, names.index(name)))
         best = known[ranked[0]].mean
         notes = {name: self._note(known[name], best, first=name == ranked[0]) for name in ranked}
         rest = [name for name in names if name not in known]
         notes.update(dict.fromkeys(rest, "not measured"))
-        return Ranking([*ranked, *rest], "measured on this machine", notes)
+        failed = [name for name in ranked if known[name].failure]
+        order = [*(name for name in ranked if name not in failed), *rest]
+        order += [name for name in owner if name not in known and name not in rest]
+        return Ranking([*order, *failed], "measured on this machine", notes)
 
     def _note(self, kept: Measured, best: float, *, first: bool) -> str:
         if kept.failure:
@@ -270,6 +291,14 @@ def times(kept: Measured, lengths: Sequence[int]) -> str:
     """
     pairs = zip(kept.seconds, lengths, strict=True)
     return ", ".join(f"{duration(seconds)} at {length}" for seconds, length in pairs)
+
+
+def _seconds(taken: Mapping[str, float], name: str) -> float:
+    """What a measurement says of one backend, which must be a time."""
+    given = taken.get(name)
+    if not isinstance(given, (int, float)) or not 0 <= given < math.inf:
+        raise ArgumentError(f"fastest: measure: expected seconds of {name!r}, got {given!r}")
+    return max(float(given), 1e-9)
 
 
 def _checked(lengths: Any) -> tuple[int, ...]:

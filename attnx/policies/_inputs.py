@@ -57,7 +57,7 @@ def make(lane: Lane, cls: CallClass, length: int) -> Prepared:
     try:
         q, k, v = (made.array(shape, cls.dtype) for shape in made.shapes())
         ready = prepare(lane, q, k, v, made.options(), gradient=cls.gradient)
-    except (AttnxError, TypeError, ValueError, RuntimeError) as error:
+    except (AttnxError, MemoryError, TypeError, ValueError, RuntimeError) as error:
         raise CannotBeMade(f"{type(error).__name__}: {error}") from error
     got = ready.call.cls
     if got != cls:

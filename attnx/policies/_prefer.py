@@ -20,6 +20,15 @@ __all__ = ["prefer"]
 PRESENCE = ("bias", "gradient", "mask", "scale_sign", "sinks")
 """Fields that True and False ask to be given or left out."""
 
+TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("framework", "device", "dtype", "layout"), (str,)),
+    **dict.fromkeys(("D", "Dv"), (int,)),
+    **dict.fromkeys(("mask", "sinks", "gradient"), (str, bool, type(None))),
+    "scale_sign": (int, bool, type(None)),
+    "bias": (tuple, bool, type(None)),
+}
+"""Of the values that a field may have here; the others are flags."""
+
 
 class prefer:
     """Backends in order of preference, where nobody was asked for by name.
@@ -33,13 +42,14 @@ class prefer:
         when: only for calls whose class it says True of: `when(call) -> bool` of an
             `attnx.plugin.CallClass`. It is asked when a plan is made, not at each call.
         **fields: only for calls whose class has these values, by the fields of `CallClass`:
-            `dtype="float32"`, `device="cuda"` (any of that kind), `gradient=True`, `mask=False`;
-            a set or a list allows any of its values.
+            `dtype="float32"`, `device="cuda"` (any of that kind), `gradient=True`, `mask=False`,
+            `mask="causal"` (of any alignment); a set or a list allows any of its values.
 
     Raises:
         ArgumentError: no names, a name twice, or a field that `CallClass` does not have. Lengths
             are none: a plan serves calls of all lengths.
-        ArgumentTypeError: something that is no name, or a `when` that is no function.
+        ArgumentTypeError: something that is no name, a `when` that is no function, or a value that
+            the field cannot have.
 
     Example:
         >>> import attnx, numpy as np
@@ -62,13 +72,14 @@ class prefer:
             raise ArgumentTypeError(
                 f"prefer: when: expected a function of a CallClass, got {type(when).__name__}"
             )
-        for field in fields:
+        for field, wanted in fields.items():
             if field not in CallClass._fields:
                 raise ArgumentError(
                     f"prefer: a call's class has no {field!r}; it has "
                     f"{', '.join(CallClass._fields)}. Lengths and batch are not in it, because a "
                     "plan serves calls of all lengths: pass backend= to such calls"
                 )
+            _check_values(field, wanted)
         self._names = Names("prefer", names)
         self._when, self._fields = when, fields
 
@@ -90,6 +101,17 @@ class prefer:
         return Ranking([*order, *(n for n in candidates[:1] if n not in order)], repr(self))
 
 
+def _check_values(field: str, wanted: Any) -> None:
+    """A value of a wrong type would never match, and nobody would hear of it."""
+    kinds = TYPES.get(field, (bool,))
+    for value in wanted if isinstance(wanted, (set, frozenset, list)) else [wanted]:
+        if type(value) not in kinds:
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            raise ArgumentTypeError(
+                f"prefer: {field}: expected {expected}, or a set or a list of such, got {value!r}"
+            )
+
+
 def _matches(call: CallClass, field: str, wanted: Any) -> bool:
     value = getattr(call, field)
     if isinstance(wanted, (set, frozenset, list)):
@@ -98,4 +120,6 @@ def _matches(call: CallClass, field: str, wanted: Any) -> bool:
         return (value is not None) == wanted
     if field == "device" and isinstance(wanted, str) and ":" not in wanted:
         return bool(value.split(":")[0] == wanted)
+    if field == "mask" and isinstance(wanted, str) and "[" not in wanted:
+        return bool(value is not None and value.split("[")[0] == wanted)
     return bool(value == wanted)

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import stat
 import tempfile
 from contextlib import suppress
@@ -30,6 +31,13 @@ __all__ = ["Measured", "Store", "Stored", "default_folder"]
 FORMAT = 1
 LARGEST = 1 << 16
 """Bytes; a file of ours has a few hundred."""
+
+FOLDER, FILE = re.compile(r"[0-9a-f]{16}"), re.compile(r"[0-9a-f]{16}-\d+-\d+\.json")
+NEW = ".new-"
+"""How the names of our folders, of our files, and of files that are being written look."""
+
+TEXTS = "framework", "device", "dtype", "layout"
+"""Fields of a class that are always text, whoever wrote the file."""
 
 
 class Measured(NamedTuple):
@@ -100,7 +108,7 @@ class Store:
         """What is known of a class with any head sizes, for a compiler that does not tell them."""
         path = self._path(call, lengths)
         pattern = f"{path.name.split('-')[0]}-*-*.json"
-        found = {kept for kept in self._memory if kept.match(pattern)}
+        found = {kept for kept in list(self._memory) if kept.match(pattern)}
         with suppress(OSError):
             found |= set(path.parent.glob(pattern))
         wanted = _described(call)
@@ -141,16 +149,20 @@ class Store:
                 yield Stored(path, {}, (), {}, str(error))
 
     def clear(self) -> int:
-        """Remove the files of every machine; how many there were.
+        """Remove the files of every machine, and nobody else's; how many there were.
 
         Raises:
             OSError: one cannot be removed.
         """
         count = 0
-        for path in sorted(self.folder.glob("*/*.json")):
-            path.unlink(missing_ok=True)
-            count += 1
-        for folder in self.folder.glob("*"):
+        for folder in sorted(self.folder.glob("*")):
+            if not FOLDER.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
+                continue
+            for path in sorted(folder.iterdir()):
+                ours = FILE.fullmatch(path.name) is not None
+                if ours or path.name.startswith(NEW):
+                    path.unlink(missing_ok=True)
+                    count += ours
             with suppress(OSError):  # somebody else's file is in it
                 folder.rmdir()
         self._memory.clear()
@@ -192,6 +204,7 @@ def parse(path: Path, text: str) -> Stored:
     if not (
         isinstance(call, dict)
         and call.keys() == set(CallClass._fields)
+        and all(isinstance(call[name], str) for name in TEXTS)
         and isinstance(backends, dict)
         and isinstance(lengths, list)
         and all(type(length) is int for length in lengths)
@@ -252,7 +265,7 @@ def _write(path: Path, text: str) -> None:
         OSError: it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, made = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+    handle, made = tempfile.mkstemp(prefix=NEW, dir=path.parent)
     try:
         with open(handle, "w", encoding="utf-8") as file:
             file.write(text)

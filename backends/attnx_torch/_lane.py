@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import sys
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import array_api_compat.torch as xp
@@ -46,6 +47,11 @@ _is_compiling = torch.compiler.is_compiling
 # the time of `is_compiling`, and what that adds are traces whose tensors are no plain ones.
 _recording = torch._C._len_torch_dispatch_stack
 _grad_enabled = torch.is_grad_enabled
+# An operation of a library's own, as a compiled program calls it, puts autograd aside; what it runs
+# may still ask for a gradient.
+_with_autograd: Callable[[], AbstractContextManager[None]] = partial(
+    torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey.AutogradFunctionality, False
+)
 _Tensor = torch.Tensor
 
 
@@ -175,7 +181,7 @@ class TorchLane(Lane):
         self, fn: Callable[..., Any], inputs: Sequence[Any], cotangents: Sequence[Any]
     ) -> tuple[Any, Any]:
         """Outputs and gradients by `torch.autograd.grad`, zeros for an input that is not used."""
-        with torch.enable_grad():
+        with torch.enable_grad(), _with_autograd():
             leaves = [x.detach().requires_grad_() for x in inputs]
             outputs = fn(*leaves)
             made = outputs if isinstance(outputs, tuple) else (outputs,)

@@ -10,14 +10,13 @@ from collections import Counter
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from .results import Report, profiles, unproven
+from .results import OK, Report, profiles, unproven
 
 __all__ = ["badge", "draw", "write"]
 
 COLOURS = {"green": "#2e7d32", "yellow": "#8a6d00", "red": "#c62828", "grey": "#616161"}
 """By outcome; white text on each has a contrast of 4.5 or more."""
 
-WRONG = ("failed", "crashed", "wrongly-accepted")
 NAMED = 2
 """How many profiles are named; of more, the number is told."""
 
@@ -44,6 +43,9 @@ def badge(report: Report) -> str:
 
     Args:
         report: of one subject or several, which are told together.
+
+    Raises:
+        ValueError: it is no report of this suite.
     """
     subjects = ", ".join(dict.fromkeys(result.subject for result in report.results)) or "nothing"
     message, colour = _outcome(report)
@@ -54,7 +56,9 @@ def badge(report: Report) -> str:
 
 def _outcome(report: Report) -> tuple[str, str]:
     """What the badge says, and its colour."""
-    planned = int(report.header.get("planned", len(report.results)))
+    planned = report.header.get("planned", len(report.results))
+    if type(planned) is not int:
+        raise ValueError(f"planned: expected an integer, got {planned!r}")
     if not report.results or not report.complete or len(report.results) < planned:
         return "cut short", "grey"
     from ._items import PROFILES  # with every case, which a picture alone does not need
@@ -63,8 +67,10 @@ def _outcome(report: Report) -> tuple[str, str]:
     for table in profiles(report.results).values():
         for profile, counts in table.items():
             by_profile.setdefault(profile, Counter()).update(counts)
+    if strange := by_profile.keys() - set(PROFILES):
+        raise ValueError(f"profile: expected those of this suite, got {', '.join(sorted(strange))}")
     order = sorted(by_profile, key=PROFILES.index)
-    broken = [p for p in order if any(by_profile[p][verdict] for verdict in WRONG)]
+    broken = [p for p in order if by_profile[p].keys() - OK]
     if broken or report.footer.get("errors"):
         return f"fails {_named(broken, len(order)) or 'to start'}", "red"
     held = [p for p in order if by_profile[p]["passed"] or by_profile[p]["waived"]]
@@ -75,6 +81,8 @@ def _outcome(report: Report) -> tuple[str, str]:
     if total["refused"]:
         share = total["passed"] / (total["passed"] + total["refused"] + total["waived"])
         message += f", computes {max(1, int(100 * share))}%"
+    if report.header.get("sample"):
+        return f"{message}, of a sample", "grey"
     if total["waived"]:
         known = total["waived"]
         return f"{message}, {known} known deviation{'s' * (known > 1)}", "yellow"
@@ -100,7 +108,7 @@ def draw(message: str, colour: str, title: str) -> str:
     return f"""\
 <svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{HEIGHT}" role="img" \
 aria-labelledby="title">
-  <title id="title">{escape(title)}</title>
+  <title id="title">{_plain(title)}</title>
   <clipPath id="round"><rect width="{total}" height="{HEIGHT}" rx="3"/></clipPath>
   <g clip-path="url(#round)">
     <rect width="{left}" height="{HEIGHT}" fill="#424242"/>
@@ -123,4 +131,9 @@ def _width(text: str) -> int:
 
 def _text(text: str, x: float, y: float, width: int) -> str:
     place = f'x="{x:g}" y="{y:g}" textLength="{width - 2 * SPACE}" lengthAdjust="spacingAndGlyphs"'
-    return f"<text {place}>{escape(text)}</text>"
+    return f"<text {place}>{_plain(text)}</text>"
+
+
+def _plain(text: str) -> str:
+    """As XML may hold it: a name of a backend may hold anything."""
+    return escape("".join(c if c.isprintable() else " " for c in text))

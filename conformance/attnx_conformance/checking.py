@@ -125,13 +125,15 @@ def _examined(
 ) -> Report:  # fmt: skip
     """Every trial, in this process."""
     dtypes = dtypes or tuple(subject.capabilities.dtypes)
-    planned = trials(subject, Selection(level, several(profiles), several(cases), dtypes, (), seed))
+    chosen = Selection(level, several(profiles), several(cases), dtypes, (), seed)
+    planned = trials(subject, chosen)
     diagnosis = Diagnosis()
     with subject.watched() as witness:
         results = tuple(_run(subject, trial, witness, diagnosis) for trial in planned)
         route = {} if witness is None else witness.notes()
     header = {"subjects": [subject.name], "seed": seed, "level": level, "versions": versions()}
-    return Report({**header, "planned": len(planned)}, results, {"route": route})
+    header |= {"planned": len(planned), "sample": chosen.sample([subject])}
+    return Report(header, results, {"route": route})
 
 
 @contextmanager

@@ -185,7 +185,7 @@ class _Trial:
             "alibi": said,
             "softcap": options.get("softcap") is not None,
             "sinks": inputs.sinks is not None,
-            "dropout": drops(options.get("dropout")),
+            "dropout": drops(options.get("dropout")), "scale": options.get("scale") is not None,
         }  # fmt: skip
         lacks = [name for name, asked in wanted.items() if asked and not getattr(has, name)]
         lacks += [] if self.dtype in has.dtypes else [self.dtype]

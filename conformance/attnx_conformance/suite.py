@@ -101,6 +101,12 @@ class Selection:
         plain = [n for n in self.cases if not any(fnmatch.fnmatchcase(x, n) for x in known)]
         _known("case", plain, known)
 
+    def sample(self, subjects: Iterable[Subject]) -> bool:
+        """Whether it leaves out trials of the profiles that it is about."""
+        narrowed = bool(self.cases or self.ways) or self.level == "quick"
+        wanted = set(self.dtypes)
+        return narrowed or any(wanted and s.capabilities.dtypes - wanted for s in subjects)
+
     def absent(self) -> dict[str, str]:
         """The profiles that are asked for and cannot be run here, and why."""
         if self.cases:

@@ -68,9 +68,18 @@ def test_a_page_and_a_badge_are_written(tmp_path: Path) -> None:
     status, _ = ran("numpy", "--case", "self", "--report", report, "--html", page, "--badge", badge)
     assert status == 0
     assert "<html" in Path(page).read_text("utf-8")
-    assert ">passes forward</text>" in Path(badge).read_text("utf-8")
+    assert ">passes forward, of a sample</text>" in Path(badge).read_text("utf-8")
     assert ran("badge", report, again) == (0, f"badge: {again}\n")
     assert Path(again).read_bytes() == Path(badge).read_bytes()
+    for old, new in (
+        ('"planned": 1', '"planned": "x"'),
+        ('"profile": "forward"', '"profile": "x"'),
+    ):
+        strange = tmp_path / "strange.jsonl"
+        strange.write_text(Path(report).read_text("utf-8").replace(old, new), "utf-8")
+        status, said = ran("badge", str(strange), again)
+        assert (status, said.count("\n")) == (2, 1), said
+        assert "cannot be read as a report: p" in said
 
 
 @pytest.mark.parametrize(
@@ -169,7 +178,11 @@ runpy.run_module("attnx", run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.sweep)],
+    ids=["ctrl-c", "terminated"],
+)
 def test_an_interrupted_run_says_so(tmp_path: Path, number: int) -> None:
     """Status 130, a summary of what ran, and a report that counts as cut short."""
     report = tmp_path / "report.jsonl"

@@ -56,6 +56,7 @@ class Fickle(plugin.ArrayBackend):
             "window": call.mask is not None and "window" in call.mask.structure,
             "dropout": call.dropout is not None, "alibi": call.alibi is not None,
             "gqa": call.Hq != call.Hk, "float16": q.dtype == np.float16, "all": True,
+            "scale": call.cls.scale_sign is not None,
         }  # fmt: skip
         if "exit" in self.spoilt:
             raise SystemExit(3)
@@ -81,6 +82,7 @@ def fickle(plug: Plug, *spoilt: str, **declared: Any) -> None:
 FAULTS = {
     "softcap": "declares softcap, but out at ",
     "sinks": "declares sinks, but out at ",
+    "scale": "declares scale, but out at ",
     "window": "declares the mask window, but out at ",
     "dropout": "declares dropout, but out at ",
     "alibi": "declares alibi, but out at ",
@@ -116,7 +118,7 @@ def test_a_backend_that_does_what_it_declares_has_no_record(plug: Plug) -> None:
     assert _trials.try_backend("fickle") == ()
     attnx.unregister("fickle")
     lacks = dict.fromkeys(
-        ("gqa", "bias", "softcap", "sinks", "lse", "gradient", "alibi", "dropout"), False
+        ("gqa", "bias", "softcap", "sinks", "lse", "gradient", "alibi", "dropout", "scale"), False
     )
     fickle(plug, masks=frozenset({"causal"}), isolation="unseen", **lacks)
     assert _trials.try_backend("fickle") == ()
@@ -149,6 +151,26 @@ def test_a_hook_for_cases_that_raises_is_recorded(plug: Plug) -> None:
     _trials.ask_hooks(["numpy", "torch"])
     (record,) = [r for r in registry.records if r.subject == "casual" and r.status == "failed"]
     assert record.detail == "attnx_conformance_cases: OSError: numpy"
+
+
+def test_a_policy_that_raises_is_recorded(plug: Plug) -> None:
+    """No trial leaves the choice to it."""
+
+    def rank(call: Any, explaining: bool) -> Any:
+        raise OSError(call.framework, explaining)
+
+    plug("broken-policy", attnx_rank=rank)
+    _trials.ask_hooks(["numpy"])
+    (record,) = [r for r in registry.records if r.subject == "broken-policy" if r.remedy]
+    assert record.detail == "attnx_rank: OSError: [Errno numpy] True"
+
+
+def test_a_backend_for_another_device_is_not_said_to_fail(plug: Plug) -> None:
+    """Arrays for the trials are made where a framework makes them."""
+    fickle(plug, "all", devices=frozenset({"cuda"}))
+    (record,) = _trials.try_backend("fickle")
+    assert record.status == "warning"
+    assert record.detail == "not tried: it computes on cuda, and numpy makes arrays on cpu"
 
 
 def test_our_own_plugins_are_well() -> None:
@@ -250,7 +272,9 @@ def test_what_a_plugin_prints_is_not_among_the_json(
 
 BROKEN = {
     "loud": (
-        "print('spoilt')\nimport warnings\nwarnings.warn('old', DeprecationWarning)\n"
+        "print('spoilt')\nimport ctypes, os, warnings\nos.write(1, b'spoilt by an extension')\n"
+        "ctypes.CDLL(None).puts(b'spoilt in C') if os.name == 'posix' else None\n"
+        "warnings.warn('old', DeprecationWarning)\n"
         "from attnx.plugin import BackendSpec\n"
         "def load():\n    print('spoilt too')\n    raise OSError('no')\n"
         "def attnx_backends():\n    return [BackendSpec('loud', load, framework='numpy')]\n"
@@ -297,3 +321,4 @@ def test_an_installed_plugin_spoils_neither_the_document_nor_the_others(
     assert {r["distribution"] for r in failed} == {"attnx-broken 0.3"}
     assert str(tmp_path) not in done.stdout
     assert "spoilt too" in done.stderr
+    assert "spoilt by an extension" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -74,6 +75,19 @@ def test_the_distribution_is_found_by_its_entry_point_and_needs_this_contract() 
     assert attnx.__version__ in needed.specifier
     assert "99" not in needed.specifier
     assert 'framework="torch"' in files["src/attnx_my_kernel/__init__.py"]
+
+
+def test_a_red_run_makes_the_badge_red_too() -> None:
+    """What follows a step that failed is left out, unless it says otherwise."""
+    for framework, card in (("numpy", False), ("cupy", True)):
+        workflow = project_files("demo", framework=framework)[".github/workflows/ci.yml"]
+        steps = re.split(r"^      - ", workflow, flags=re.MULTILINE)
+        suite = next(n for n, step in enumerate(steps) if "attnx conformance demo" in step)
+        keep = next(n for n, step in enumerate(steps) if "git push" in step)
+        assert not [step for step in steps[:suite] if "pytest" in step or "ruff" in step]
+        assert suite < keep
+        assert "if: (success() || failure()) && github.event_name == 'push'" in steps[keep]
+        assert ("gpu" in workflow, "attnx[cuda12]" in workflow) == (card, card)
 
 
 def test_a_framework_of_another_plugin_is_required_with_it(plug: Callable[..., None]) -> None:
@@ -192,7 +206,18 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert (target / "README.md").read_text("utf-8") == "mine"
     (tmp_path / "attnx-other").write_text("a file", "utf-8")
     assert ran("other", "--directory", tmp_path).exit_code == 2
-    assert list(tmp_path.iterdir()) != []
+    assert (tmp_path / "attnx-other").read_text("utf-8") == "a file"
+
+
+@pytest.mark.parametrize("to", ["absent", ".", "attnx-demo"])
+def test_a_link_is_not_followed(to: str, tmp_path: Path) -> None:
+    link = tmp_path / "attnx-demo"
+    link.symlink_to(to, target_is_directory=True)
+    done = ran("demo", "--directory", tmp_path)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert f"{link} is there already; remove it" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["attnx-demo"]
+    assert link.is_symlink()
 
 
 def test_all_files_are_written_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

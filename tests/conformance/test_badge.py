@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from attnx.plugin import Capabilities
 from attnx_conformance import badge
 from attnx_conformance.results import Report, Result
+from attnx_conformance.suite import Selection
 
 SVG = "{http://www.w3.org/2000/svg}"
 GREEN, YELLOW, RED, GREY = (badge.COLOURS[name] for name in ("green", "yellow", "red", "grey"))
@@ -48,6 +51,7 @@ def told(made: str) -> tuple[str, str]:
         (["forward passed", *2 * ["masks waived"]], "passes forward, masks, 2 known deviations",
          YELLOW),
         (["forward passed", "masks failed"], "fails masks", RED),
+        (["forward passed", "forward of-another-kind"], "fails forward", RED),
         (["forward crashed", "masks wrongly-accepted", "system failed"],
          "fails 3 of 3 profiles", RED),
         (["forward refused", "masks refused"], "nothing shown", GREY),
@@ -66,6 +70,33 @@ def test_it_says_what_the_run_showed(verdicts: list[str], message: str, colour: 
 )
 def test_a_run_that_was_cut_short_passes_nothing(cut: dict[str, Any]) -> None:
     assert told(badge.badge(report("forward passed", **cut))) == ("cut short", GREY)
+
+
+@pytest.mark.parametrize(
+    ("selection", "sample"),
+    [
+        (Selection(), False),
+        (Selection(profiles=("forward",), dtypes=("float32", "float64")), False),
+        (Selection(cases=("self",)), True),
+        (Selection(level="quick"), True),
+        (Selection(dtypes=("float32",)), True),
+        (Selection(ways=("vjp",)), True),
+    ],
+    ids=["all", "a profile", "a case", "quick", "a dtype", "a way"],
+)
+def test_a_run_of_some_cases_is_called_a_sample(selection: Selection, sample: bool) -> None:
+    """A profile holds when all of it was asked, and one case is soon green."""
+    subject: Any = SimpleNamespace(
+        capabilities=Capabilities(dtypes=frozenset({"float32", "float64"}))
+    )
+    assert selection.sample([subject]) == sample
+    made = report("forward passed")
+    made.header["sample"] = sample  # type: ignore[index]
+    said = ("passes forward, of a sample", GREY) if sample else ("passes forward", GREEN)
+    assert told(badge.badge(made)) == said
+    failed = report("forward failed")
+    failed.header["sample"] = sample  # type: ignore[index]
+    assert told(badge.badge(failed)) == ("fails forward", RED)
 
 
 def test_a_backend_that_did_not_start_is_a_failure() -> None:
@@ -89,7 +120,7 @@ def test_it_is_one_file_that_a_screen_reader_reads(tmp_path: Path) -> None:
     )
     assert "href" not in text
     assert text.count("http") == 1
-    evil = ElementTree.fromstring(badge.draw("<b> & </svg>", "red", 'a "title" </title>'))
+    evil = ElementTree.fromstring(badge.draw("<b> & </svg>", "red", 'a "title" </title>\x00\x1b'))
     assert [text.text for text in evil.iter(f"{SVG}text")] == ["attnx", "<b> & </svg>"]
 
 

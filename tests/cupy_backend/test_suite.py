@@ -20,13 +20,14 @@ def passes(case: Case, dtype: str, **options: Any) -> None:
     assert outcome.ok, outcome.detail
 
 
-@pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
+# The array code is the base class's, which its own tests ask of other thirds.
+@pytest.mark.parametrize("case", QUICK[1::3], ids=lambda case: case.name)
 def test_a_case_of_the_suite_holds(case: Case, emulated: CupyBackend) -> None:
     passes(case, "float32" if "float32" in case.dtypes else case.dtypes[0])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-@pytest.mark.parametrize("case", QUICK[::9], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", QUICK[::14], ids=lambda case: case.name)
 def test_a_case_of_the_suite_holds_in_other_dtypes_and_small_tiles(
     case: Case, dtype: str, tiled: CupyBackend
 ) -> None:
@@ -34,7 +35,7 @@ def test_a_case_of_the_suite_holds_in_other_dtypes_and_small_tiles(
         passes(case, dtype, layout="bshd")
 
 
-@pytest.mark.parametrize("case", QUICK[::8], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", QUICK[::12], ids=lambda case: case.name)
 def test_a_case_of_the_suite_holds_by_the_cuda_source(case: Case, compiled: CupyBackend) -> None:
     passes(case, "float64" if "float64" in case.dtypes else case.dtypes[0])
     if "float32" in case.dtypes:

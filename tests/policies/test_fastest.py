@@ -132,6 +132,29 @@ def test_a_candidate_that_fails_while_it_is_measured_is_last_and_noted(
     assert notes()["a"] == "failed while it was measured: MemoryError: no room"
 
 
+def test_the_arrays_own_framework_is_before_those_that_failed(
+    marked: Marked, ranked: Ranked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it was no candidate: who failed would fail the caller too."""
+
+    def fail(*arguments: Any) -> Any:
+        raise MemoryError("no room")
+
+    for name in ("a", "b"):
+        monkeypatch.setattr(marked(name, 2.0), "forward", fail)
+    ranked("a", "b")
+    assert who() == 1.0
+    assert attnx.explain(x, x, x).choice == "numpy"
+
+
+def test_a_length_without_room_is_no_error(marked: Marked, tmp_path: Path) -> None:
+    marked("a", 2.0)
+    policy = fastest("numpy", "a", lengths=(1 << 50,), folder=tmp_path)
+    call = attnx.explain(x, x, x).call
+    assert policy.tune(call) == {}
+    assert "Unable to allocate" in policy.lacking(call)
+
+
 def test_who_cannot_do_a_class_is_not_measured(marked: Marked, ranked: Ranked) -> None:
     marked("a", 2.0, (NO,))
     marked("b", 3.0)
@@ -209,6 +232,27 @@ def test_threads_that_meet_a_class_at_once_measure_it_once(marked: Marked, ranke
     assert len(policy.told.asked) == 2
 
 
+def test_a_backend_whose_threads_ask_while_it_is_measured_hangs_nobody(
+    marked: Marked, ranked: Ranked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a thread gets the order without a policy, when it has waited long enough."""
+    monkeypatch.setattr(module, "WAIT", 0.01)
+    inside: list[float] = []
+
+    def measure(runs: Any) -> dict[str, float]:
+        thread = threading.Thread(target=lambda: inside.append(who()))
+        thread.start()
+        thread.join()
+        return {"numpy": 2.0, "a": 1.0}
+
+    marked("a", 2.0)
+    ranked("numpy", "a", measure=measure)
+    with pytest.warns(AttnxWarning, match="another thread has been measuring"):
+        assert who() == 2.0
+    assert inside == [1.0, 1.0]
+    assert who() == 2.0, "the plan of that thread was made anew"
+
+
 def test_ctrl_c_while_it_measures_ends_the_call_and_keeps_nothing(
     marked: Marked, tmp_path: Path, ranked: Ranked
 ) -> None:
@@ -228,13 +272,15 @@ def test_ctrl_c_while_it_measures_ends_the_call_and_keeps_nothing(
     assert who() == 2.0
 
 
-def test_a_measurement_that_raises_is_told_of_and_hides_nobody(
-    marked: Marked, ranked: Ranked
+@pytest.mark.parametrize("seconds", [None, float("nan"), float("inf"), -1.0, "1"])
+def test_a_measurement_without_times_is_told_of_and_hides_nobody(
+    seconds: Any, marked: Marked, ranked: Ranked, tmp_path: Path
 ) -> None:
     marked("a", 2.0)
-    ranked("a", "numpy", measure=lambda runs: {"numpy": 1.0})
-    with pytest.warns(AttnxWarning, match="attnx_rank of 'fastest' failed: KeyError"):
+    ranked("a", "numpy", measure=lambda runs: {"numpy": 1.0, "a": seconds})
+    with pytest.warns(AttnxWarning, match=f"measure: expected seconds of 'a', got {seconds!r}"):
         assert who() == 1.0
+    assert list(tmp_path.rglob("*.json")) == []
 
 
 def test_a_class_that_cannot_be_made_is_told_of_and_not_tried_again(
@@ -301,8 +347,10 @@ def test_a_plan_for_a_measurement_is_seen_by_no_observer(plug: Plug) -> None:
         ({"lengths": 128}, ArgumentTypeError, "lengths: expected integers, got 128"),
         ({"lengths": (64.0,)}, ArgumentTypeError, "lengths: expected integers"),
         ({"measure": 3}, ArgumentTypeError, "measure: expected a function of runs, got int"),
+        ({"folder": 3}, ArgumentTypeError, "folder: expected a path, got 3"),
+        ({"folder": ""}, ArgumentTypeError, "folder: expected a path, got ''"),
     ],
-    ids=["none", "short", "twice", "number", "float", "measure"],
+    ids=["none", "short", "twice", "number", "float", "measure", "folder", "empty folder"],
 )
 def test_wrong_arguments_are_refused_at_once(given: Any, kind: Any, said: str) -> None:
     with pytest.raises(kind, match=f"^fastest: .*{said}"):

@@ -94,6 +94,9 @@ def test_another_frameworks_backend_is_named_and_so_allowed(policy: Callable[...
         ({"mask": True}, {"causal": True}, True),
         ({"mask": False}, {"causal": True}, False),
         ({"mask": "causal[top_left]"}, {"causal": True}, True),
+        ({"mask": "causal"}, {"causal": True}, True),
+        ({"mask": "window"}, {"causal": True}, False),
+        ({"mask": "causal"}, {}, False),
         ({"bias": True}, {"bias": np.zeros((3, 3), np.float32)}, True),
         ({"gradient": True}, {}, False),
         ({"softcap": False, "need_lse": True}, {"return_lse": True}, True),
@@ -110,6 +113,9 @@ def test_another_frameworks_backend_is_named_and_so_allowed(policy: Callable[...
         "mask",
         "no mask",
         "structure",
+        "kind of mask",
+        "other kind of mask",
+        "kind and no mask",
         "bias",
         "gradient",
         "two flags",
@@ -183,11 +189,17 @@ def test_a_name_registered_later_counts(marked: Marked, policy: Callable[..., No
         (lambda: prefer("a", when=3), ArgumentTypeError, "prefer: when: expected a function"),  # type: ignore[arg-type]
         (lambda: prefer("a", Lq=128), ArgumentError, "a call's class has no 'Lq'; it has"),
         (lambda: prefer("a", min_length=1), ArgumentError, "serves calls of all lengths: pass"),
+        (lambda: prefer("a", dtype=np.float32), ArgumentTypeError, "prefer: dtype: expected str"),
+        (lambda: prefer("a", D={"64"}), ArgumentTypeError, "prefer: D: expected int, or a set"),
+        (lambda: prefer("a", traced=1), ArgumentTypeError, "prefer: traced: expected bool"),
         (lambda: named("prefer"), ArgumentError, "ATTNX_POLICY: expected 'fastest', 'fastest:NAME"),
         (lambda: named("fastest:"), ArgumentError, "got 'fastest:'"),
         (lambda: named("slowest"), ArgumentError, "got 'slowest'"),
     ],
-    ids=["nobody", "twice", "list", "when", "Lq", "min_length", "bare", "colon", "word"],
+    ids=[
+        "nobody", "twice", "list", "when", "Lq", "min_length", "dtype", "D", "flag", "bare",
+        "colon", "word",
+    ],
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_at_once(make: Any, kind: Any, said: str) -> None:
     with pytest.raises(kind, match=said):

@@ -81,6 +81,7 @@ def break_file(path: Path, how: str) -> None:
             "other machine": record | {"machine": {"cpu": "another"}},
             "other call": record | {"call": record["call"] | {"dtype": "float64"}},
             "strange call": record | {"call": {"x": 1}},
+            "wrong call": record | {"call": record["call"] | {"framework": 3}},
             "lengths": record | {"lengths": ["16", "32"]},
             "no number": record | {"backends": {"a": {"version": "1", "seconds": [1.0, "x"]}}},
             "zero": record | {"backends": {"a": {"version": "1", "seconds": [0.0, 1.0]}}},
@@ -96,8 +97,8 @@ def break_file(path: Path, how: str) -> None:
     "how",
     [
         "truncated", "empty", "no text", "nested", "large", "a pipe", "a list", "other format",
-        "other machine", "other call", "strange call", "lengths", "no number", "zero", "NaN",
-        "too few", "no version", "no object",
+        "other machine", "other call", "strange call", "wrong call", "lengths", "no number", "zero",
+        "NaN", "too few", "no version", "no object",
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_used_is_told_of_once_and_written_anew(
@@ -215,13 +216,24 @@ def test_a_writer_that_dies_leaves_the_old_file(
     assert len(list(tmp_path.rglob("*"))) == 2
 
 
-def test_clear_removes_files_of_ours_and_no_others(tmp_path: Path, file: Path, cls: Any) -> None:
-    mine = file.parent / "notes.txt"
-    mine.write_text("kept", "utf-8")
+def test_clear_removes_files_of_ours_and_no_others(
+    tmp_path: Path, file: Path, cls: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whoever put something beside them, or a link to elsewhere, finds it again."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / file.name
+    mine = file.parent / "notes.txt", file.parent / "mine.json", tmp_path / "mine" / file.name
+    for path in (*mine, elsewhere):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("kept", "utf-8")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / ("0" * 16)).symlink_to(elsewhere.parent, target_is_directory=True)
+    left = file.parent / ".new-left"
+    left.touch()
     store = Store(tmp_path)
-    assert [len(kept.backends) for kept in store.everything()] == [2]
+    assert [len(kept.backends) for kept in store.everything() if not kept.fault] == [2]
     assert store.clear() == 1
-    assert (mine.exists(), file.exists()) == (True, False)
+    assert all(path.exists() for path in (*mine, elsewhere, tmp_path / "empty"))
+    assert (left.exists(), file.exists()) == (False, False)
     assert store.load(cls, LENGTHS) == {}
     assert store.clear() == 0
 

@@ -33,6 +33,9 @@ START = 300.0
 """Seconds that a worker may take to import its framework."""
 LEAVE = 10.0
 """Seconds that it may take to end by itself."""
+TOUR = 250
+"""Trials after which another takes its place: programs that were compiled stay mapped into memory,
+and Linux allows a process 65,530 maps, which JAX filled after some 550 trials."""
 
 
 class Task(NamedTuple):
@@ -116,6 +119,9 @@ class Pool:
                     worker = _Worker(self.spec, environment, self._stop)
                 answer = worker.ask(task, self.timeout)
                 done.put(result_of(task, subject, self.target, answer))
+                if worker.alive and worker.asked >= TOUR:
+                    worker.finish()
+                    worker.kill()
                 if not worker.alive:
                     self._note(worker.route)
                     worker = None
@@ -182,6 +188,7 @@ class _Worker:
         self._selector.register(self._answers, selectors.EVENT_READ)
         self._buffer, self._closed = b"", False
         self.alive = True
+        self.asked = 0
         self.route: dict[str, Any] = {}
         ready = self._line(START)
         if ready is None:
@@ -195,6 +202,7 @@ class _Worker:
     def ask(self, task: Task, timeout: float) -> dict[str, Any]:
         """The answer to one task; a verdict of its own where there is none."""
         start = time.perf_counter()
+        self.asked += 1
         try:
             self._send({"task": task[:5]})
             answer = self._line(timeout)

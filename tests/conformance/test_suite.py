@@ -10,6 +10,7 @@ import pytest
 import attnx
 from attnx.errors import ArgumentError, UnavailableBackend
 from attnx.plugin import ArrayBackend, BackendSpec, hookimpl
+from attnx_conformance import _pool
 from attnx_conformance.results import Result
 from attnx_conformance.subject import (
     BackendSubject,
@@ -95,6 +96,27 @@ def test_a_backend_is_examined_in_workers_and_its_work_is_witnessed() -> None:
     assert {"apply", "forward", "backward", "weights"} <= set(route["calls"])
     assert route["ledger"]["dtype"] == ["float16"]
     assert "causal[top_left]" in route["ledger"]["mask"]
+
+
+def test_workers_take_turns_and_what_each_saw_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that a framework compiled stay mapped into memory as long as a process lives."""
+    started: list[object] = []
+
+    class Counted(_pool._Worker):
+        def __init__(self, *given: Any) -> None:
+            started.append(self)
+            super().__init__(*given)
+
+    monkeypatch.setattr(_pool, "_Worker", Counted)
+    monkeypatch.setattr(_pool, "TOUR", 2)
+    found: list[Result] = []
+    route: dict[str, Any] = {}
+    subject = BackendSubject("numpy")
+    planned = trials(subject, Selection(cases=("self", "cross", "one-key"), layouts=("bhsd",)))
+    examine_all(subject, planned, jobs=1, on_result=found.append, on_route=route.update)
+    assert [r.verdict for r in found] == ["passed"] * len(planned)
+    assert len(started) == -(-len(planned) // 2)
+    assert route["calls"]["apply"] >= len(planned)
 
 
 def test_a_crash_is_a_verdict_on_its_case_and_the_run_goes_on() -> None:

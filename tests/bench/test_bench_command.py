@@ -73,6 +73,7 @@ def test_a_run_is_checked_timed_told_and_written(tmp_path: Path) -> None:
     assert json.loads(file.read_text("utf-8"))["attnx_bench"] == 1
 
 
+@pytest.mark.sweep
 def test_plots_have_a_series_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(run_module, "LENGTHS", (8, 16))
@@ -126,6 +127,7 @@ def test_a_wrong_answer_of_ours_fails_the_run_and_of_a_peer_does_not(
     assert "wrong" in told
 
 
+@pytest.mark.sweep
 def test_an_interrupt_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(workload: Workload, arrays: Arrays) -> Ready:
         if workload.name == "tiny":

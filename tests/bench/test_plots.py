@@ -99,6 +99,7 @@ def test_series_of_one_title_have_files_of_their_own(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.sweep
 def test_the_settings_of_others_are_left_alone_and_change_nothing(tmp_path: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib")
     pyplot = "matplotlib.pyplot" in sys.modules

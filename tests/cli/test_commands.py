@@ -97,7 +97,8 @@ def test_explain_says_who_and_why_not() -> None:
 
 def test_explain_follows_the_variable(run: Run) -> None:
     """ATTNX_BACKEND chooses for `explain` as it does for a call."""
-    done = run("explain", "--shape", "1,2,4,8", "--json", ATTNX_BACKEND="jax")
+    few = {"ATTNX_BACKEND": "jax", "ATTNX_PLUGINS": "numpy,jax"}
+    done = run("explain", "--shape", "1,2,4,8", "--json", **few)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["choice"] == "jax"

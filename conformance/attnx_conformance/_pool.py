@@ -33,9 +33,10 @@ START = 300.0
 """Seconds that a worker may take to import its framework."""
 LEAVE = 10.0
 """Seconds that it may take to end by itself."""
-TOUR = 250
-"""Trials after which another takes its place: programs that were compiled stay mapped into memory,
-and Linux allows a process 65,530 maps, which JAX filled after some 550 trials."""
+TOUR = 200
+"""Trials after which another takes its place: programs that were compiled stay mapped into memory.
+A trial on JAX adds some 150 maps, and Linux allows a process 65,530 of them by default.
+"""
 
 
 class Task(NamedTuple):

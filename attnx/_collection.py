@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from attnx import _install, _loading, _settings
 from attnx._diagnosis import diagnose, say, traceback_of
 from attnx._entries import Entry, entries
-from attnx._findings import PluginInfo, Record, same
+from attnx._findings import FAILURES, PluginInfo, Record, same
 from attnx._hooks import Hooks, hooks_of
 from attnx._loading import framework
 from attnx._spec_checks import rivals, settings_claimed
@@ -163,7 +163,7 @@ class Collection:
             if name not in self.settings.block:
                 remedy = f"name {name} in ATTNX_PLUGINS"
             detail = "blocked by ATTNX_PLUGINS"
-            self._note(Record(name, "blocked", detail, remedy, distribution, name))
+            self.note(Record(name, "blocked", detail, remedy, distribution, name))
         elif self._manager.has_plugin(name):
             owner = self._origin(name)
             self._found(source, "refused")
@@ -198,10 +198,10 @@ class Collection:
         for spec in specs:
             self._add(spec, source)
         detail = f"{len(specs)} backend(s)"
-        self._note(Record(name, "ok", detail, "", distribution, name, watch.seconds))
+        self.note(Record(name, "ok", detail, "", distribution, name, watch.seconds))
         for detail, remedy in (*hooks.complaints, *watch.complaints()):
             record = Record(name, "warning", detail, remedy, distribution, name, watch.seconds)
-            self._note(record)
+            self.note(record)
         self._changed(plugin)
 
     def _found(
@@ -229,12 +229,13 @@ class Collection:
             self._fail(Record(name, "refused", detail, remedy, *where))
         else:
             for detail, remedy in rivals(spec, self.specs.values()):
-                self._note(Record(name, "warning", detail, remedy, *where))
+                self.note(Record(name, "warning", detail, remedy, *where))
             self._owner[name] = source.name
             self._distributions[name] = source.distribution
             self.specs = {**self.specs, name: spec}  # anew: other threads may go through it
 
-    def _note(self, record: Record) -> None:
+    def note(self, record: Record) -> None:
+        """Keep a record, once."""
         if not any(same(record, other) for other in self.records):
             self.records.append(record)
 
@@ -243,7 +244,7 @@ class Collection:
         if error is not None:
             record = record._replace(traceback=traceback_of(error))
             self._causes[:] = [error]
-        self._note(record)
+        self.note(record)
         if self.settings.strict:
             who = record.plugin or record.subject
             of = "" if record.subject == who else f"backend {record.subject!r}: "
@@ -257,21 +258,21 @@ class Collection:
             near = _settings.nearest(name, names)
             detail = f"no installed plugin is called {name!r}"
             remedy = f"did you mean {near}?" if near else f"there are {', '.join(names)}"
-            self._note(Record("ATTNX_PLUGINS", "warning", detail, remedy))
+            self.note(Record("ATTNX_PLUGINS", "warning", detail, remedy))
             if self.settings.strict and name in allow:
                 raise PluginError(f"ATTNX_PLUGINS: {detail}; {remedy}")
         for name in sorted(allow & block):
             detail = f"{name} is allowed and blocked, so it is blocked"
-            self._note(Record("ATTNX_PLUGINS", "warning", detail, "name it once"))
+            self.note(Record("ATTNX_PLUGINS", "warning", detail, "name it once"))
 
     def _check_settings(self) -> None:
         for name, detail, remedy in settings_claimed(self.specs.values()):
             distribution, plugin = self._distributions[name], self._owner[name]
-            self._note(Record(name, "warning", detail, remedy, distribution, plugin))
+            self.note(Record(name, "warning", detail, remedy, distribution, plugin))
         declared = [name for spec in self.specs.values() for name in spec.settings]
         for name, near in _settings.unknown(self.settings, declared):
             hint = f"; did you mean {near}?" if near else ""
-            self._note(Record(name, "warning", f"unknown setting{hint}", "unset or correct it"))
+            self.note(Record(name, "warning", f"unknown setting{hint}", "unset or correct it"))
             if self.settings.strict:
                 raise PluginError(f"{name}: no part of attnx reads it{hint}")
             if not self.listening:  # who listens reads the record
@@ -304,7 +305,7 @@ class Collection:
             self._causes.clear()
             with self.tolerant():
                 self._register(_Source(name), lambda: plugin)
-            faults = [r for r in self.records[before:] if r.status in ("failed", "refused")]
+            faults = [r for r in self.records[before:] if r.status in FAILURES]
             if faults:
                 if manager.has_plugin(name):
                     self._take_out(name)

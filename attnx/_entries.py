@@ -6,7 +6,6 @@ for all of them. Then the distributions are looked at one by one, and that one i
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnx._diagnosis import say, traceback_of
@@ -15,6 +14,7 @@ from attnx.plugin import PROJECT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from importlib.metadata import EntryPoint
 
 __all__ = ["Entry", "entries"]
 
@@ -39,9 +39,11 @@ class Entry(NamedTuple):
 
 def entries() -> tuple[list[Entry], list[Record]]:
     """The installed plugins, ours first, and a record for what cannot be read."""
+    from importlib.metadata import entry_points  # some milliseconds, which `import attnx` is spared
+
     records: list[Record] = []
     try:
-        points = list(importlib.metadata.entry_points(group=GROUP))
+        points = list(entry_points(group=GROUP))
     except Exception:
         points = _one_by_one(records)
     found = [Entry(p.name, p.value.split(":")[0].strip(), _origin(p), p.load) for p in points]
@@ -49,10 +51,12 @@ def entries() -> tuple[list[Entry], list[Record]]:
     return sorted(found, key=lambda e: (not _ours(e), e.name, e.distribution)), records
 
 
-def _one_by_one(records: list[Record]) -> list[importlib.metadata.EntryPoint]:
-    points: list[importlib.metadata.EntryPoint] = []
+def _one_by_one(records: list[Record]) -> list[EntryPoint]:
+    from importlib.metadata import distributions
+
+    points: list[EntryPoint] = []
     seen: set[str] = set()
-    for distribution in importlib.metadata.distributions():
+    for distribution in distributions():
         name = "?"
         try:
             name = str(distribution.metadata["Name"])
@@ -68,7 +72,7 @@ def _one_by_one(records: list[Record]) -> list[importlib.metadata.EntryPoint]:
     return points
 
 
-def _origin(point: importlib.metadata.EntryPoint) -> str:
+def _origin(point: EntryPoint) -> str:
     """What brought an entry point: `"attnx-mlx 0.2"`."""
     try:
         dist = point.dist

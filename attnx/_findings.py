@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["BackendInfo", "PluginInfo", "Record", "same"]
+__all__ = ["FAILURES", "BackendInfo", "PluginInfo", "Record", "same"]
+
+FAILURES = ("failed", "refused")
+"""The statuses that something is wrong with."""
 
 
 class Record(NamedTuple):

@@ -86,7 +86,7 @@ class Registry(Collection):
             detail = f"{what} took {seconds:.0f} s"
             remedy = "every process waits so long for its first call: load less"
             record = self._about(spec.name, "warning", detail, remedy)
-            self._note(record._replace(seconds=seconds))
+            self.note(record._replace(seconds=seconds))
 
     def fail_backend(self, name: str, what: str, error: BaseException) -> None:
         """Record what a registered backend raised, and in what."""

@@ -43,14 +43,13 @@ class Watch:
         self.frameworks: tuple[str, ...] = ()
         self.printed = ""
         self.warned: tuple[str, ...] = ()
-        self._before = {module for module in FRAMEWORKS if module in sys.modules}
+        self._before = FRAMEWORKS & sys.modules.keys()
         self._start = time.perf_counter()
 
     def stop(self) -> None:
         """End the measurement."""
         self.seconds = time.perf_counter() - self._start
-        now = {module for module in FRAMEWORKS if module in sys.modules}
-        self.frameworks = tuple(sorted(now - self._before))
+        self.frameworks = tuple(sorted((FRAMEWORKS & sys.modules.keys()) - self._before))
 
     def complaints(self) -> Iterator[tuple[str, str]]:
         """What a plugin should not have done when it was imported, each with the remedy."""

@@ -63,6 +63,12 @@ def test_import_attnx_imports_no_framework_and_no_backend() -> None:
     assert not {name for name in loaded if name.startswith("attnx_")}
 
 
+def test_import_attnx_looks_for_no_plugin() -> None:
+    """Nor does it import what it takes to look: that waits for the first call."""
+    code = "import attnx, sys; print(*sys.modules)"
+    assert not set(python(code).split()) & {"importlib.metadata", "pluggy"}
+
+
 def test_import_attnx_imports_no_framework_when_a_backend_is_named() -> None:
     code = "import attnx, sys; print(*{name.split('.')[0] for name in sys.modules})"
     assert not set(python(code, ATTNX_BACKEND="torch").split()) & FRAMEWORKS

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import attnx
+from attnx._findings import FAILURES
 from attnx._registry import registry
 from attnx.cli._bug_report import bug_report, own_names
 from attnx.cli._options import console, one_line_errors, output_kept_clean
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from attnx import BackendInfo, Record
 
 __all__ = ["doctor"]
-
-FAILURES = ("failed", "refused")
 
 
 @one_line_errors

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import attnx
+from attnx.cli._compare import chosen
 from attnx.cli._explain import DTYPES, lane_named, zeros
 from attnx.cli._options import (
     Causal,
@@ -21,7 +22,7 @@ from attnx.cli._options import (
     progress_bar,
 )
 from attnx.cli._records import plain
-from attnx.errors import ArgumentError, UnknownBackend
+from attnx.errors import ArgumentError
 from attnx.plugin import CallClass, Lane
 from attnx.policies import fastest
 from attnx.policies._fastest import LENGTHS, times
@@ -102,21 +103,7 @@ def tune(
         _clear(Store(), as_json=as_json)
         return
     if show:
-        store = Store()
-        kept = list(store.everything())
-        if as_json:
-            typer.echo(
-                json.dumps(
-                    {
-                        "folder": str(store.folder),
-                        "classes": [_shown(each) for each in kept],
-                    },
-                    indent=2,
-                )
-            )
-        else:
-            typer.echo(f"kept in {store.folder}")
-            _print([_row_of(each) for each in kept])
+        _show(Store(), as_json=as_json)
         return
     lane = lane_named(framework)
     names = _candidates(backend)
@@ -167,17 +154,12 @@ def _words(option: str, text: str, known: Sequence[str]) -> list[str]:
 
 def _candidates(option: str) -> list[str]:
     """Those named, or every backend that is available here."""
-    infos = {info.name: info for info in attnx.backends()}
-    names = [name.strip() for name in option.split(",") if name.strip()]
-    for name in names:
-        if name not in infos:
-            raise UnknownBackend(
-                f"--backend: no backend named {name!r}; installed: {', '.join(infos)}"
-            )
-    found = names or [name for name, info in infos.items() if info.status == "available"]
+    named = option.strip(", ")
+    infos = chosen([option], None, attnx.backends())
+    found = [info.name for info in infos if named or info.status == "available"]
     if len(found) < 2:
         raise ArgumentError(f"--backend: expected at least two candidates, got {found}")
-    return list(dict.fromkeys(found))
+    return found
 
 
 def _classes(
@@ -235,24 +217,32 @@ def _print(rows: Sequence[Row]) -> None:
 
 def _record(call: CallClass, found: dict[str, Measured], policy: fastest) -> dict[str, Any]:
     """One class as JSON; the order is that of the policy."""
-    return {
-        "call": plain(call),
-        "lengths": list(policy.lengths),
-        "order": sorted(found, key=lambda name: found[name].mean),
-        "backends": {name: plain(kept) for name, kept in found.items()},
-        "why": "" if found else policy.lacking(call),
-    }
+    why = "" if found else policy.lacking(call)
+    return {**_measured(call, policy.lengths, found), "why": why}
 
 
 def _shown(stored: Stored) -> dict[str, Any]:
+    found = _measured(stored.call, stored.lengths, stored.backends)
+    return {"file": stored.path.name, **found, "fault": stored.fault}
+
+
+def _measured(call: Any, lengths: Sequence[int], found: dict[str, Measured]) -> dict[str, Any]:
     return {
-        "file": stored.path.name,
-        "call": plain(stored.call),
-        "lengths": list(stored.lengths),
-        "order": sorted(stored.backends, key=lambda name: stored.backends[name].mean),
-        "backends": {name: plain(kept) for name, kept in stored.backends.items()},
-        "fault": stored.fault,
+        "call": plain(call),
+        "lengths": list(lengths),
+        "order": sorted(found, key=lambda name: found[name].mean),
+        "backends": {name: plain(kept) for name, kept in found.items()},
     }
+
+
+def _show(store: Store, *, as_json: bool) -> None:
+    kept = list(store.everything())
+    if as_json:
+        classes = [_shown(each) for each in kept]
+        typer.echo(json.dumps({"folder": str(store.folder), "classes": classes}, indent=2))
+    else:
+        typer.echo(f"kept in {store.folder}")
+        _print([_row_of(each) for each in kept])
 
 
 def _clear(store: Store, *, as_json: bool) -> None:

@@ -278,6 +278,4 @@ def _write(path: Path, text: str) -> None:
 
 def _tell(detail: str, remedy: str) -> None:
     """A line of `doctor`, once a process."""
-    record = Record("fastest", "warning", detail, remedy)
-    if record not in registry.records:
-        registry.records.append(record)
+    registry.note(Record("fastest", "warning", detail, remedy))
